@@ -5,8 +5,9 @@ The rank runs each with the host build of its kernel (`cuda_fibers`), in Triton'
 thread by thread (`cute_ranks`),
 judges its part of the result, and prints a list of what was wrong. Nothing but the kernels keeps
 the ranks together. An axis ``absent`` names a rank that does not launch; with ``together`` all
-thread blocks of a launch run at once, as those do that wait for others; ``slot_bytes`` replaces the
-size of the slots, by which Triton's programs divide tokens into launches.
+thread blocks of a launch run at once, as those do that wait for others; with ``repeated`` the last
+expert of some tokens is their first one; ``slot_bytes`` replaces the size of the slots, by which
+Triton's programs divide tokens into launches.
 """
 
 from __future__ import annotations
@@ -49,6 +50,14 @@ def mapped(path: Path) -> tuple[mmap.mmap, int]:
     return memory, ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
+def repeated(problem: Any, normal: Any) -> dict[str, Any]:
+    """Inputs of an entry in which every third token has an expert twice."""
+    inputs: dict[str, Any] = catalog.entry(problem.entry).make_inputs(problem, normal)
+    ids = inputs["expert_ids"]
+    ids[:, ::3, -1] = ids[:, ::3, 0]
+    return inputs
+
+
 def main() -> None:
     rank, ranks = map(int, sys.argv[1:3])
     launches = json.loads(sys.argv[4])
@@ -63,6 +72,8 @@ def main() -> None:
         entry = catalog.entry(name)
         layout.HALF_BYTES = axes.pop("slot_bytes", SLOT_BYTES)
         absent, runs_together = axes.pop("absent", None), axes.pop("together", False)
+        if axes.pop("repeated", False):
+            entry = replace(entry, make_inputs=repeated)
         if rank == absent:
             continue
         problem = entry.problem(**{"ranks": ranks, "dtype": "bfloat16", **axes})

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from kernelcat import catalog
 from kernelcat.catalog.implementation import Config
 from kernelcat.errors import RankFailed
 from kernelcat.ranks import race, tune
-from kernelcat.ranks.processes import RanksSilent
+from kernelcat.ranks.processes import JobFailed, RanksSilent
 from kernelcat.ranks.race import Raced
 from kernelcat.runtime import gpu
 from kernelcat.runtime.environment import Environment
@@ -118,14 +120,23 @@ def test_gpus_that_compute_together_have_a_row(name: str) -> None:
     assert gpu.find(name).bandwidth == gpu.find("h200").bandwidth
 
 
-def test_a_race_goes_on_without_what_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "status", "detail"),
+    [(partial(RanksSilent, 60), "timeout", "the ranks gave no sign for 60 s"),
+     (partial(JobFailed, "rank 1 did not answer"), "crashed", "rank 1 did not answer")],
+    ids=["hangs", "fails"],
+)  # fmt: skip
+def test_a_race_goes_on_without_what_ended_it(
+    error: Callable[[list[str]], JobFailed], status: str, detail: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     hung, asked = tiles("one_shot"), list[list[Any]]()
 
     def run(job: dict[str, Any], *_: Any) -> list[dict[str, Any]]:
         asked.append(job["left_out"])
         if not job["left_out"]:
             lines = [race.ANNOUNCED + json.dumps(["cuda", "one_shot", dict(hung.config)]), "a word"]
-            raise RanksSilent(60, lines)
+            raise error(lines)
         other = ["cuda", "two_shot", {"blocks": 32, "unroll": 1}, "", "wrong", [11.3] * 21, []]
         return [{"contestants": [other], "environment": ENVIRONMENT, "left_out": None}]
 
@@ -134,7 +145,7 @@ def test_a_race_goes_on_without_what_hangs(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(gpu, "detect", lambda _: gpu.find("h200"))
     raced = race.run(catalog.implementations("all_reduce"), PROBLEM, [0, 1])
     assert asked == [[], [["cuda", "one_shot", dict(hung.config)]]]
-    assert raced.failed[hung].status == "timeout"
+    assert (raced.failed[hung].status, raced.failed[hung].detail) == (status, detail)
     assert [candidate.variant for candidate in raced.times] == ["two_shot"]
 
 

@@ -25,13 +25,20 @@ MOURNING_S = 10.0
 _POLL_S = 0.02
 
 
-class RanksSilent(RankFailed):
-    """Rank 0 wrote nothing to standard error for too long; ``lines`` are what it wrote before."""
+class JobFailed(RankFailed):
+    """A job of several ranks failed; ``lines`` are what rank 0 wrote to standard error before."""
+
+    def __init__(self, reason: str, lines: Sequence[str]) -> None:
+        super().__init__(reason)
+        self.lines = lines
+
+
+class RanksSilent(JobFailed):
+    """Rank 0 wrote nothing to standard error for too long."""
 
     def __init__(self, seconds: float, lines: Sequence[str]) -> None:
         after = lines[-1] if lines else "its start"
-        super().__init__(f"rank 0 gave no sign for {seconds:g} s after {after}")
-        self.lines = lines
+        super().__init__(f"rank 0 gave no sign for {seconds:g} s after {after}", lines)
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,9 @@ def run(
     Raises
     ------
     RankFailed
-        A rank failed or ended, or the job took more than ``limit_s`` seconds. No process is left.
+        The job took more than ``limit_s`` seconds. No process is left.
+    JobFailed
+        A rank failed or ended. No process is left.
     RanksSilent
         Rank 0 wrote nothing to standard error for ``silence_s`` seconds. No process is left.
     """
@@ -68,7 +77,7 @@ def run(
     dead = [f"rank {rank}: {result['died']}" for rank, result in enumerate(results)
             if "died" in result]  # fmt: skip
     if dead or reasons:
-        raise RankFailed("; ".join(dead or dict.fromkeys(reasons)))
+        raise JobFailed("; ".join(dead or dict.fromkeys(reasons)), _lines(started[0].log))
     return [result["value"] for result in results]
 
 

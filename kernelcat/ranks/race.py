@@ -24,7 +24,7 @@ from kernelcat.catalog.implementation import Config, Implementation
 from kernelcat.catalog.spec import Entry, Problem
 from kernelcat.ranks import processes, shares
 from kernelcat.ranks.group import Group
-from kernelcat.ranks.processes import RanksSilent
+from kernelcat.ranks.processes import JobFailed, RanksSilent
 from kernelcat.ranks.rendezvous import by_rank
 from kernelcat.ranks.torch_peers import NO_MULTICAST, PEERS, Peers
 from kernelcat.runtime import gpu, telemetry
@@ -45,6 +45,8 @@ LIMIT_S = 600.0
 """Seconds after which the ranks of one race count as hung."""
 SILENCE_S = 60.0
 """Seconds after which one contestant of a race does: its first runs take a second or two."""
+CRASHED, TIMEOUT = "crashed", "timeout"
+"""What a row says of a contestant with which the ranks failed, or hung."""
 ANNOUNCED = "next: "
 """What a line on standard error begins with that names the contestant that comes next."""
 
@@ -109,8 +111,8 @@ def run(
     """Race implementations of one entry with peers. The ranks take ``gpus`` in turn.
 
     Raises ``RankFailed``. Ranks would compile one kernel after the other, and each the same ones:
-    all cores compile them before. A contestant that gives no sign for :data:`SILENCE_S` seconds is
-    left out of the next attempt.
+    all cores compile them before. A contestant with which the ranks fail, or that gives no sign for
+    :data:`SILENCE_S` seconds, is left out of the next attempt.
     """
     machine = gpu.detect(gpus[0])
     compile_candidates(
@@ -122,18 +124,20 @@ def run(
         "verb": "race", "entry": problem.entry, "problem": problem.values, "seed": 1,
         "implementations": [(i.language, i.variant) for i in implementations], "peers": peers,
     }  # fmt: skip
-    numbers, silent = list(islice(cycle(gpus), ranks)), dict[Candidate, Failed]()
+    numbers, ended = list(islice(cycle(gpus), ranks)), dict[Candidate, Failed]()
     while True:
-        job["left_out"] = [_names(candidate) for candidate in silent]
+        job["left_out"] = [_names(candidate) for candidate in ended]
         try:
             first = processes.run(job, numbers, LIMIT_S, SILENCE_S)[0]
             break
-        except RanksSilent as error:
-            hung = _announced(error.lines)
-            if hung is None or hung in silent:
+        except JobFailed as error:
+            last = _announced(error.lines)
+            if last is None or last in ended:
                 raise
-            silent[hung] = Failed("timeout", f"the ranks gave no sign for {SILENCE_S:g} s")
-    times, failed = {}, dict(silent)
+            is_silent = isinstance(error, RanksSilent)
+            why = f"the ranks gave no sign for {SILENCE_S:g} s" if is_silent else str(error)
+            ended[last] = Failed(TIMEOUT if is_silent else CRASHED, why)
+    times, failed = {}, dict(ended)
     for language, variant, config, detail, status, samples, readings in first["contestants"]:
         candidate = Candidate(language, variant, Config(config))
         if detail:
@@ -185,13 +189,13 @@ class Contestant:
 
 
 class Race:
-    """One problem on one rank: our arrays, the peers, and the clock. ``silent`` are the contestants
-    that hung in an earlier attempt."""
+    """One problem on one rank: our arrays, the peers, and the clock. ``ended`` are the contestants
+    that ended an earlier attempt."""
 
     def __init__(
-        self, group: Group, entry: Entry, problem: Problem, seed: int, silent: list[list[Any]]
+        self, group: Group, entry: Entry, problem: Problem, seed: int, ended: list[list[Any]]
     ) -> None:
-        self.group, self.entry, self.problem, self.silent = group, entry, problem, silent
+        self.group, self.entry, self.problem, self.ended = group, entry, problem, ended
         self.prepared = shares.prepare(entry, problem, group, group.rank, seed, group.share)
         self.stream = group.xp.cuda.Stream(non_blocking=True)
         self.start, self.end = group.xp.cuda.Event(), group.xp.cuda.Event()
@@ -201,7 +205,7 @@ class Race:
 
     def announce(self, candidate: Candidate) -> bool:
         """Say on standard error that the candidate comes next; False if it is to be left out."""
-        if _names(candidate) in self.silent:
+        if _names(candidate) in self.ended:
             return False
         if self.group.rank == 0:
             print(ANNOUNCED + json.dumps(_names(candidate)), file=sys.stderr, flush=True)
@@ -229,6 +233,7 @@ class Race:
         if has_peers:
             found += self._peers()
         for contestant in found:
+            self.announce(contestant.candidate)
             nodes = round(LONG_US / contestant.us)
             self._capture(contestant, min(max(nodes, SHORT), MAX_NODES))
         return found
@@ -305,6 +310,7 @@ def on_rank(group: Group, job: Mapping[str, Any]) -> dict[str, Any]:
     with telemetry.sampler(group.pci_bus_id) as sampler:
         for _ in range(BLOCKS):
             for contestant in dice.sample(contestants, len(contestants)):
+                race.announce(contestant.candidate)
                 contestant.samples.append(race.time(contestant, BLOCK_US))
                 contestant.readings += filter(None, [sampler.read()])
     return {

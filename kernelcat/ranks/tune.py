@@ -56,6 +56,9 @@ def tune(
         report.gpu = raced.environment["sku"]
         if raced.left_out:
             report.note(raced.left_out)
+        for candidate, why in raced.failed.items():
+            if why.status in (race.CRASHED, race.TIMEOUT):
+                report.note(f"{candidate} was left out of {result.name}: {why.detail}")
         rows = _rows(raced, report.run, _decide(raced, implementations, result, store))
         store.keep(rows)
         report.rows += rows

@@ -157,12 +157,20 @@ inline void land() {
   ++progress;
 }
 
+// What __syncthreads_or has gathered at the last, this and the next barrier, by turns.
+struct Votes {
+  int true_ones[3] = {};
+  uint64_t barrier = 0;
+};
+inline Votes votes;
+
 // A thread block of the cluster while others run.
 struct Block {
   std::vector<Fiber> fibers;
   std::vector<std::function<void()>> landings;
   Rendezvous named_barriers[16], warp_barriers[32];
   uint32_t exchanged[32][32];
+  Votes votes;
   std::unique_ptr<unsigned char[]> shared;
   bool is_done = false;  // all threads have ended
 };
@@ -179,6 +187,7 @@ inline void exchange_block(Block& block) {
   std::swap(named_barriers, block.named_barriers);
   std::swap(warp_barriers, block.warp_barriers);
   std::swap(exchanged, block.exchanged);
+  std::swap(votes, block.votes);
   unsigned char* const shared = kernelcat::dynamic_shared;
   std::swap_ranges(shared, shared + sizeof(kernelcat::dynamic_shared), block.shared.get());
 }
@@ -196,6 +205,7 @@ inline void start_block(int num_threads) {
   std::memset(kernelcat::dynamic_shared, 0xff, sizeof(kernelcat::dynamic_shared));
   fibers = std::vector<Fiber>(num_threads);
   landings.clear();
+  votes = {};
   for (Rendezvous& barrier : named_barriers) barrier = {};
   for (Rendezvous& barrier : warp_barriers) barrier = {};
   for (int i = 0; i < num_threads; ++i) {
@@ -313,14 +323,13 @@ inline void __syncthreads() {
   host::named_barriers[0].meet(blockDim.x);
 }
 inline int __syncthreads_or(bool predicate) {
-  static int true_ones[3];  // of the last, this and the next barrier, by turns
-  static uint64_t barrier;
-  const uint64_t mine = barrier;
-  true_ones[mine % 3] += predicate;
+  host::Votes& votes = host::votes;
+  const uint64_t mine = votes.barrier;
+  votes.true_ones[mine % 3] += predicate;
   __syncthreads();
-  barrier = mine + 1;
-  true_ones[(mine + 2) % 3] = 0;
-  return true_ones[mine % 3] != 0;
+  votes.barrier = mine + 1;
+  votes.true_ones[(mine + 2) % 3] = 0;
+  return votes.true_ones[mine % 3] != 0;
 }
 inline void __syncwarp(unsigned = 0xffffffff) {
   host::exchange(0);
@@ -372,6 +381,12 @@ template <typename T>
 T atomicAdd(T* address, std::type_identity_t<T> value) {
   const T old = *address;
   *address += value;
+  return old;
+}
+template <typename T>
+T atomicOr(T* address, std::type_identity_t<T> value) {
+  const T old = *address;
+  *address |= value;
   return old;
 }
 inline int __popcll(unsigned long long bits) {

@@ -30,12 +30,14 @@ from kernelcat.kernels.cuda.common.windows import (
 from kernelcat.reference.moe_dispatch import FP8
 from kernelcat.runtime.gpu import Gpu
 
-MAX_MAP_BLOCKS = 128
-"""Thread blocks that make index maps, at most one for each expert."""
+MAX_MAP_BLOCKS, MAP_TOKENS = 32, 2 * THREADS
+"""Thread blocks that make index maps, at most, and tokens for which one is enough: more of them
+wait for each other's counts."""
 GROUP_TOKENS, WORD_IDS = 64, 4
 """Tokens of which a flagged word says whether they come, and expert ids in one."""
-MAP_ROUND_US = 0.5
-"""A thread block's two passes over the ids of as many tokens as it has threads, for one expert."""
+MAP_ROUND_US, COUNTS_US = 1.5, 3.0
+"""A thread block's two passes over the ids of as many tokens as it has threads; and its wait for the
+counts of the others, and their sums."""
 
 
 def _num_scales(problem: Problem) -> int:
@@ -63,13 +65,21 @@ def _shared_bytes(problem: Problem, config: Config) -> int:
     words = 2 * 4 * _num_scales(problem)
     ranks = tokens_of_block(problem, config) if tile_tokens(config) else 0
     of_rows = 8 * groups + 4 * (groups + 1) + words + ranks
-    of_maps = 8 * ceil(problem["ranks"] * problem["tokens"] / 32)
+    experts = problem["local_experts"]
+    of_maps = 4 * (3 * (experts + 2) + 2 * (THREADS // 32) * (experts + 1))
     return int(8 * (THREADS // 32) + max(of_rows, of_maps))
 
 
 def _map_blocks(problem: Problem, config: Config, gpu: Gpu) -> int:
     room = SM_BLOCKS * gpu.sms - row_blocks(problem, config)
-    return int(min(problem["local_experts"], MAX_MAP_BLOCKS, room))
+    wanted = max(ceil(problem["ranks"] * problem["tokens"] / MAP_TOKENS), 1)
+    return int(min(wanted, MAX_MAP_BLOCKS, room))
+
+
+def _words(problem: Problem) -> int:
+    """Flagged words of a rank: who comes, ids, and at most so many thread blocks' counts."""
+    of_counts = MAX_MAP_BLOCKS * (problem["local_experts"] // 2 + 1)
+    return int(_num_groups(problem) + problem["tokens"] * _id_words(problem) + of_counts)
 
 
 def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
@@ -93,19 +103,21 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
 def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if _num_scales(problem) + problem["top_k"] > 4 * THREADS:
         return f"a row of {problem['hidden']} elements has more scales than threads hold"
-    words = _num_groups(problem) + problem["tokens"] * _id_words(problem)
-    if words > FLAGGED_WORDS:
+    if (words := _words(problem)) > FLAGGED_WORDS:
         return f"the ids of {problem['tokens']} tokens take {words} words, not {FLAGGED_WORDS}"
     if _shared_bytes(problem, config) > SHARED_BYTES:
-        return f"{problem['tokens']} tokens of each rank do not fit into shared memory"
+        return (
+            f"{problem['tokens']} tokens of each rank, or {problem['local_experts']} experts, do "
+            "not fit into shared memory"
+        )
     return why_not_resident(row_blocks(problem, config) + 1, gpu)
 
 
 def _maps_us(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Every thread block goes over the ids of all ranks, once for each of its experts."""
-    rounds = ceil(problem["ranks"] * problem["tokens"] / THREADS)
+    """Every thread block goes over the ids of its part of the tokens."""
     map_blocks = max(_map_blocks(problem, config, gpu), 1)
-    return MAP_ROUND_US * rounds * ceil(problem["local_experts"] / map_blocks)
+    rounds = ceil(problem["ranks"] * problem["tokens"] / (THREADS * map_blocks))
+    return MAP_ROUND_US * rounds + (COUNTS_US if map_blocks > 1 else 0.0)
 
 
 IMPLEMENTATIONS = Exchange(

@@ -17,6 +17,7 @@ struct Tokens {
   int tokens, top_k, local_experts;
 
   __device__ __forceinline__ int num_groups() const { return ceil_div(tokens, kGroupTokens); }
+  __device__ __forceinline__ int num_words() const { return word_of(tokens, 0); }
 
   // Among the flagged words that a rank sends: who comes stands before the ids.
   __device__ __forceinline__ int word_of(int token, int part) const {

@@ -42,8 +42,11 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int block = blockIdx.x;
   if (block < num_map_blocks) {
     send_tokens<kRanks, kThreads>(tokens, windows, epoch, block, num_map_blocks);
-    make_maps<kRanks, kThreads>({offsets, order, position}, tokens, rank, own, epoch, waiting,
-                                block, num_map_blocks, memory.scratch, memory.chunks);
+    const Maps maps{offsets, order, position};
+    const MapMemory<kThreads> map_memory(memory.counts, local_experts);
+    MapMaker<kRanks, kThreads, kIdWords>(maps, tokens, rank, own, epoch, block, num_map_blocks,
+                                         map_memory)
+        .make(waiting, memory.scratch);
   } else {
     DispatchRows<T, kFloat8, kRanks, kThreads> block_rows{
         x,

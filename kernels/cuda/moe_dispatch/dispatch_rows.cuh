@@ -9,12 +9,12 @@
 namespace kernelcat {
 
 // The dynamic shared memory of a thread block; kernels/cuda/moe_dispatch/__init__.py has the same
-// layout. `chunks` is for thread blocks that make maps, what comes after it for the others; both
+// layout. `counts` is for thread blocks that make maps, what comes after it for the others; both
 // lie at the same place.
 template <int kRanks, int kThreads>
 struct DispatchMemory {
   int2* scratch;  // (kThreads / 32,), of sums over the thread block
-  int2* chunks;   // (ranks * tokens / 32,), of the index maps
+  int* counts;    // of the index maps (`MapMemory`)
   Arrivals arrivals;
   float* words;    // (2, num_scales), of two rows that are sent by turns
   uint8_t* ranks;  // of the thread block's tokens, where rows travel in rings
@@ -25,8 +25,8 @@ struct DispatchMemory {
     scratch = reinterpret_cast<int2*>(memory);
     arrivals.num_groups_of_rank = num_groups;
     arrivals.num_groups = kRanks * num_groups;
-    chunks = scratch + kThreads / kWarpThreads;
-    arrivals.who = reinterpret_cast<uint64_t*>(chunks);
+    counts = reinterpret_cast<int*>(scratch + kThreads / kWarpThreads);
+    arrivals.who = reinterpret_cast<uint64_t*>(counts);
     arrivals.rows = reinterpret_cast<int*>(arrivals.who + arrivals.num_groups);
     words = reinterpret_cast<float*>(arrivals.rows + arrivals.num_groups + 1);
     ranks = reinterpret_cast<uint8_t*>(words + 2 * shape.num_scales);

@@ -1,6 +1,6 @@
 // The index maps of the rows that arrive: assignments sorted by expert, as grouped products take
-// them. Each thread block finds the assignments of an expert in all ids, in their order; so thread
-// blocks need nothing of each other.
+// them. Each thread block counts the assignments of some tokens for all experts. Counts of all
+// thread blocks tell where those of a thread block begin, and warps count in the same way.
 #pragma once
 
 #include <kernelcat/block_sum.cuh>
@@ -59,17 +59,8 @@ struct SentIds {
   const Window* own;
   uint32_t epoch;
 
-  // Loads the experts of kCount tokens, kThreads apart from `first` on and counted over all ranks;
-  // a token that there is not has none. Returns a rank whose ids have not come, or -1.
-  template <int kThreads, int kCount>
-  __device__ __forceinline__ int load(TokenExperts<kIdWords> (&experts)[kCount], int first) const {
-    int missing = -1;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) missing = max(missing, load(experts[i], first + i * kThreads));
-    return missing;
-  }
-
- private:
+  // Loads the experts of token number i of all ranks; one that there is not has none. Returns the
+  // rank whose ids have not come, or -1.
   __device__ __forceinline__ int load(TokenExperts<kIdWords>& experts, int i) const {
     experts.clear();
     if (i >= kRanks * tokens.tokens) return -1;
@@ -78,116 +69,251 @@ struct SentIds {
   }
 };
 
-// A row for each token that comes, and a place for each assignment of an expert: how many a token
-// needs, and how many the tokens before it in its warp need.
-struct Needs {
-  int rows, places, rows_before, places_before;
+// What a thread block that makes maps counts, in shared memory. A token that comes is counted for
+// `experts`, one number after the last expert, so that rows are numbered like assignments.
+template <int kThreads>
+struct MapMemory {
+  static constexpr int kWarps = kThreads / kWarpThreads;
+  int experts;
+  int* counts;      // (experts + 2,) of the thread block's tokens; an even number of counts travels
+  int* totals;      // (experts + 2,) of all tokens
+  int* starts;      // (experts + 2,) where the next assignment of an expert stands
+  int* of_warps;    // (kWarps, experts + 1) counts of each warp, and then where they begin
+  uint32_t* lanes;  // (kWarps, experts + 1), a bit for each lane that has the expert
 
-  // All threads of a warp call this together; tokens have at most 255 experts.
-  __device__ __forceinline__ Needs(int rows, int places) : rows(rows), places(places) {
-    const int own = rows | places << 16;
-    int end = own;
+  __device__ __forceinline__ MapMemory(int* memory, int experts) : experts(experts) {
+    counts = memory;
+    totals = counts + experts + 2;
+    starts = totals + experts + 2;
+    of_warps = starts + experts + 2;
+    lanes = reinterpret_cast<uint32_t*>(of_warps + kWarps * (experts + 1));
+  }
+
+  __device__ __forceinline__ int of_warp(int expert) const {
+    return threadIdx.x / kWarpThreads * (experts + 1) + expert;
+  }
+
+  __device__ __forceinline__ void clear_counts() const {
+    for (int i = threadIdx.x; i < 3 * (experts + 2); i += kThreads) counts[i] = 0;
+  }
+
+  __device__ __forceinline__ void clear_warps() const {
+    for (int i = threadIdx.x; i < 2 * kWarps * (experts + 1); i += kThreads) of_warps[i] = 0;
+  }
+
+  // Turns the counts of warps into where their assignments begin, after all earlier ones.
+  __device__ __forceinline__ void start_warps() const {
+    for (int i = threadIdx.x; i <= experts; i += kThreads) {
+      int next = starts[i];
 #pragma unroll
-    for (int distance = 1; distance < kWarpThreads; distance *= 2) {
-      const int before = __shfl_up_sync(0xffffffff, end, distance);
-      if (lane_index() >= distance) end += before;
+      for (int warp = 0; warp < kWarps; ++warp) {
+        int& of_warp = of_warps[warp * (experts + 1) + i];
+        const int count = of_warp;
+        of_warp = next;
+        next += count;
+      }
+      starts[i] = next;
     }
-    rows_before = (end - own) & 0xffff;
-    places_before = (end - own) >> 16;
   }
 };
 
-// Makes the maps of the experts `index`, `index` + `num_blocks` ...; thread blocks share what
-// belongs to no expert. There are at most as many thread blocks as experts. `scratch` is
-// shared memory, (kThreads / 32,), and so is `chunks`, (ranks * tokens / 32,): the rows and the
-// places before each 32 tokens.
+// One thread block's part of the maps. There are `num_blocks`, which share the tokens of all ranks
+// in rounds of kThreads, and what belongs to no expert.
 template <int kRanks, int kThreads, int kIdWords>
-__device__ __forceinline__ void make_maps(const Maps& maps, const Tokens<kIdWords>& tokens,
-                                          int rank, const Window* own, uint32_t epoch,
-                                          Waiting& waiting, int index, int num_blocks,
-                                          int2* scratch, int2* chunks) {
-  const int num_tokens = kRanks * tokens.tokens, top_k = tokens.top_k;
-  const int first_expert = rank * tokens.local_experts;
-  constexpr int kUnroll = 8 / kIdWords;  // tokens whose ids a thread loads at once
-  constexpr int kStep = kUnroll * kThreads;
-  const int num_chunks = ceil_div(num_tokens, kWarpThreads);
-  const SentIds<kRanks, kIdWords> sent{tokens, own, epoch};
-  int num_rows = 0, num_assignments = 0;
-  for (int expert = index; expert < tokens.local_experts; expert += num_blocks) {
-    if (expert != index) __syncthreads();  // all threads have read `chunks`
-    const auto needs_of = [&](const TokenExperts<kIdWords>& experts) {
-      int rows = 0, places = 0;
-      experts.visit(top_k, first_expert, tokens.local_experts, [&](int, int other) {
-        rows |= other >= 0;
-        places += other == expert;
-      });
-      return Needs(rows, places);
-    };
-    const auto chunk_of = [&](int base, int i) {
-      return (base + i * kThreads + int(threadIdx.x)) / kWarpThreads;
-    };
-    int2 counts = {0, 0};  // assignments of lower experts, and of all
-    TokenExperts<kIdWords> found[kUnroll];
-    int base = 0;
-    for (; base < num_tokens; base += kStep) {
-      waiting.until_none([&] { return sent.template load<kThreads>(found, base + threadIdx.x); });
-#pragma unroll
-      for (int i = 0; i < kUnroll; ++i) {
-        found[i].visit(top_k, first_expert, tokens.local_experts, [&](int, int other) {
-          counts.x += 0 <= other && other < expert;
-          counts.y += other >= 0;
-        });
-        const Needs needs = needs_of(found[i]);
-        if (lane_index() == kWarpThreads - 1 && chunk_of(base, i) < num_chunks) {
-          chunks[chunk_of(base, i)] = {needs.rows_before + needs.rows,
-                                       needs.places_before + needs.places};
-        }
-      }
-    }
-    counts = block_pair_sum<kThreads>(counts, scratch).total;
-    num_assignments = counts.y;
-    if (threadIdx.x == 0) {
-      maps.offsets[expert] = counts.x;
-      if (expert == tokens.local_experts - 1) maps.offsets[expert + 1] = counts.y;
-    }
-    int2 before = {0, counts.x};
-    for (int first = 0; first < num_chunks; first += kThreads) {
-      const int chunk = first + threadIdx.x;
-      const PairSum sum =
-          block_pair_sum<kThreads>(chunk < num_chunks ? chunks[chunk] : int2{}, scratch);
-      if (chunk < num_chunks) {
-        chunks[chunk] = {before.x + sum.before.x, before.y + sum.before.y};
-      }
-      before = {before.x + sum.total.x, before.y + sum.total.y};
-    }
-    num_rows = before.x;
+class MapMaker {
+ public:
+  __device__ __forceinline__ MapMaker(const Maps& maps, const Tokens<kIdWords>& tokens, int rank,
+                                      Window* own, uint32_t epoch, int index, int num_blocks,
+                                      const MapMemory<kThreads>& memory)
+      : maps_(maps),
+        tokens_(tokens),
+        memory_(memory),
+        sent_{tokens, own, epoch},
+        counted_(reinterpret_cast<FlaggedWord*>(own->words[epoch % 2][rank]) + tokens.num_words()),
+        epoch_(epoch),
+        rank_(rank),
+        index_(index),
+        num_blocks_(num_blocks) {
+    const int rounds = ceil_div(ceil_div(kRanks * tokens.tokens, num_blocks), kThreads);
+    first_ = index * rounds * kThreads;
+    end_ = min(first_ + rounds * kThreads, kRanks * tokens.tokens);
+  }
+
+  // All threads call this together. `scratch` is shared memory, (kThreads / 32,). Where ids do not
+  // come in time there are no maps.
+  __device__ __forceinline__ void make(Waiting& waiting, int2* scratch) {
+    memory_.clear_counts();
     __syncthreads();
-    // The last tokens first: their ids are still there.
-    const int last = base - kStep;
-    for (base = last; base >= 0; base -= kStep) {
-      if (base < last) sent.template load<kThreads>(found, base + threadIdx.x);  // all have come
-#pragma unroll
-      for (int i = 0; i < kUnroll; ++i) {
-        const Needs needs = needs_of(found[i]);
-        if (needs.rows == 0) continue;
-        const int2 start = chunks[chunk_of(base, i)];
-        const int64_t first = static_cast<int64_t>(start.x + needs.rows_before) * top_k;
-        int place = start.y + needs.places_before;
-        found[i].visit(top_k, first_expert, tokens.local_experts, [&](int slot, int other) {
-          if (other == expert) {
-            maps.order[place] = first + slot;
-            maps.position[first + slot] = place++;
-          } else if (expert == 0 && other < 0) {
-            maps.position[first + slot] = -1;
-          }
-        });
+    TokenExperts<kIdWords> found;
+    bool is_missing = false;
+    for (int base = first_; base < end_; base += kThreads) {
+      waiting.until_none([&] {
+        const int missing = sent_.load(found, base + threadIdx.x);
+        is_missing = missing >= 0;
+        return missing;
+      });
+      count(found);
+    }
+    if (__syncthreads_or(is_missing)) return;
+    if (num_blocks_ > 1) {
+      send_counts();
+      is_missing = !take_counts(waiting);
+    } else {
+      for (int i = threadIdx.x; i <= memory_.experts; i += kThreads) {
+        memory_.totals[i] = memory_.counts[i];
       }
+    }
+    if (__syncthreads_or(is_missing)) return;
+    start_experts(scratch);
+    for (int base = first_; base < end_; base += kThreads) {
+      memory_.clear_warps();
+      __syncthreads();
+      if (end_ - first_ > kThreads) sent_.load(found, base + threadIdx.x);
+      place(found);
+      __syncthreads();
+    }
+    fill();
+  }
+
+ private:
+  template <typename Visit>
+  __device__ __forceinline__ void visit(const TokenExperts<kIdWords>& found, Visit visit) const {
+    found.visit(tokens_.top_k, rank_ * tokens_.local_experts, tokens_.local_experts, visit);
+  }
+
+  __device__ __forceinline__ void count(const TokenExperts<kIdWords>& found) const {
+    bool comes = false;
+    visit(found, [&](int, int expert) {
+      if (expert >= 0) atomicAdd(&memory_.counts[expert], 1);
+      comes |= expert >= 0;
+    });
+    const int num_rows = __popc(__ballot_sync(0xffffffff, comes));
+    if (lane_index() == 0 && num_rows > 0) atomicAdd(&memory_.counts[memory_.experts], num_rows);
+  }
+
+  // Counts travel by twos, as flagged words of this rank to itself, after the ids.
+  __device__ __forceinline__ int num_pairs() const { return memory_.experts / 2 + 1; }
+
+  __device__ __forceinline__ void send_counts() const {
+    for (int pair = threadIdx.x; pair < num_pairs(); pair += kThreads) {
+      const uint2 counts = {static_cast<uint32_t>(memory_.counts[2 * pair]),
+                            static_cast<uint32_t>(memory_.counts[2 * pair + 1])};
+      store_flagged(&counted_[index_ * num_pairs() + pair], counts, epoch_);
     }
   }
-  const int size = num_tokens * top_k, step = num_blocks * kThreads;
-  const int first = index * kThreads + threadIdx.x;
-  for (int i = num_assignments + first; i < size; i += step) maps.order[i] = -1;
-  for (int i = num_rows * top_k + first; i < size; i += step) maps.position[i] = -1;
-}
+
+  // Adds up the counts of all thread blocks, and those of the thread blocks before this one. A warp
+  // takes every eighth thread block. False if counts did not come in time.
+  __device__ __forceinline__ bool take_counts(Waiting& waiting) const {
+    constexpr int kWarps = kThreads / kWarpThreads, kUnroll = 4;
+    for (int first = threadIdx.x / kWarpThreads; first < num_blocks_; first += kWarps * kUnroll) {
+      for (int pair = lane_index(); pair < num_pairs(); pair += kWarpThreads) {
+        FlaggedWord words[kUnroll];
+        bool have_come;
+        waiting.until_none([&] {
+          have_come = true;
+#pragma unroll
+          for (int i = 0; i < kUnroll; ++i) {
+            const int block = first + i * kWarps;
+            words[i] = {0, epoch_, 0, epoch_};
+            if (block < num_blocks_) words[i] = load_flagged(&counted_[block * num_pairs() + pair]);
+            have_come &= words[i].low_flag == epoch_ && words[i].high_flag == epoch_;
+          }
+          return have_come ? -1 : rank_;
+        });
+        if (!have_come) return false;
+        int2 all = {0, 0}, before = {0, 0};
+#pragma unroll
+        for (int i = 0; i < kUnroll; ++i) {
+          const int low = words[i].low, high = words[i].high;
+          all = {all.x + low, all.y + high};
+          if (first + i * kWarps < index_) before = {before.x + low, before.y + high};
+        }
+        atomicAdd(&memory_.totals[2 * pair], all.x);
+        atomicAdd(&memory_.totals[2 * pair + 1], all.y);
+        atomicAdd(&memory_.starts[2 * pair], before.x);
+        atomicAdd(&memory_.starts[2 * pair + 1], before.y);
+      }
+    }
+    return true;
+  }
+
+  // Adds the assignments of lower experts to where an expert's assignments begin.
+  __device__ __forceinline__ void start_experts(int2* scratch) {
+    num_assignments_ = 0;
+    for (int first = 0; first < memory_.experts; first += kThreads) {
+      const int expert = first + threadIdx.x;
+      const bool is_expert = expert < memory_.experts;
+      const PairSum sum =
+          block_pair_sum<kThreads>({is_expert ? memory_.totals[expert] : 0, 0}, scratch);
+      const int start = num_assignments_ + sum.before.x;
+      if (is_expert) memory_.starts[expert] += start;
+      if (is_expert && index_ == 0) maps_.offsets[expert] = start;
+      num_assignments_ += sum.total.x;
+    }
+    if (index_ == 0 && threadIdx.x == 0) maps_.offsets[memory_.experts] = num_assignments_;
+  }
+
+  // Stores the places of a token's assignments. All threads call this together.
+  __device__ __forceinline__ void place(const TokenExperts<kIdWords>& found) const {
+    const uint32_t own_bit = 1u << lane_index();
+    bool comes = false, is_repeated = false;
+    const auto mark = [&](int expert) {
+      const uint32_t lanes = atomicOr(&memory_.lanes[memory_.of_warp(expert)], own_bit);
+      atomicAdd(&memory_.of_warps[memory_.of_warp(expert)], 1);
+      is_repeated |= (lanes & own_bit) != 0;
+    };
+    visit(found, [&](int, int expert) {
+      comes |= expert >= 0;
+      if (expert >= 0) mark(expert);
+    });
+    if (comes) mark(memory_.experts);
+    const bool has_repeated = __syncthreads_or(is_repeated);
+    memory_.start_warps();
+    __syncthreads();
+    const auto number_of = [&](int expert) {
+      const int i = memory_.of_warp(expert);
+      return memory_.of_warps[i] + __popc(memory_.lanes[i] & (own_bit - 1));
+    };
+    const int64_t row = comes ? number_of(memory_.experts) : 0;
+    const auto store = [&](int slot, int expert, int number) {
+      if (expert >= 0) maps_.order[number] = row * tokens_.top_k + slot;
+      maps_.position[row * tokens_.top_k + slot] = number;
+    };
+    if (!has_repeated) {
+      if (!comes) return;
+      visit(found, [&](int slot, int expert) {
+        store(slot, expert, expert < 0 ? -1 : number_of(expert));
+      });
+      return;
+    }
+    // A token has an expert twice, which a bit for each lane does not tell: one lane after another.
+    for (int lane = 0; lane < kWarpThreads; ++lane) {
+      if (comes && lane == lane_index()) {
+        visit(found, [&](int slot, int expert) {
+          store(slot, expert, expert < 0 ? -1 : memory_.of_warps[memory_.of_warp(expert)]++);
+        });
+      }
+      __syncwarp();
+    }
+  }
+
+  // What belongs to no assignment: the ends of both maps.
+  __device__ __forceinline__ void fill() const {
+    const int num_rows = memory_.totals[memory_.experts];
+    const int size = kRanks * tokens_.tokens * tokens_.top_k, step = num_blocks_ * kThreads;
+    const int first = index_ * kThreads + threadIdx.x;
+    for (int i = num_assignments_ + first; i < size; i += step) maps_.order[i] = -1;
+    for (int i = num_rows * tokens_.top_k + first; i < size; i += step) maps_.position[i] = -1;
+  }
+
+  const Maps& maps_;
+  const Tokens<kIdWords>& tokens_;
+  const MapMemory<kThreads>& memory_;
+  SentIds<kRanks, kIdWords> sent_;
+  FlaggedWord* counted_;
+  uint32_t epoch_;
+  int rank_, index_, num_blocks_, first_, end_, num_assignments_ = 0;
+};
 
 }  // namespace kernelcat
