@@ -29,6 +29,7 @@ from kernelcat.kernels.cuda.common import expert_exchange
 from kernelcat.ranks import group, links, race
 from kernelcat.ranks.worker import verbs
 from kernelcat.runtime import gpu
+from kernelcat.runtime.device import MirroredDevice
 
 MAX_BLOCKS = 512
 """More than any grid has."""
@@ -111,6 +112,34 @@ class Device:
             return run
 
         return bind
+
+
+class Copied(np.ndarray):
+    """An array of the stand-in's memory, which takes what is copied from and to the host."""
+
+    def set(self, array: Any) -> None:
+        self[...] = array
+
+    def get(self, out: Any) -> None:
+        out[...] = self
+
+
+class CopyingDevice(Device):
+    """The GPU of a :class:`MirroredDevice`: its arrays are copies."""
+
+    xp: Any = SimpleNamespace(empty=lambda shape, dtype: np.empty(shape, dtype).view(Copied))
+
+    @staticmethod
+    def bytes_at(address: int, size: int, owner: object) -> Any:
+        return Device.bytes_at(address, size, owner).view(Copied)
+
+
+class Mirrored(MirroredDevice):
+    """A :class:`MirroredDevice` without a GPU."""
+
+    def __init__(self) -> None:
+        self.cuda: Any = CopyingDevice()
+        self.xp, self.gpu = np, self.cuda.gpu
 
 
 class Memory:

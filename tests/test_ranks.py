@@ -209,7 +209,10 @@ def test_one_process_cannot_load_an_entry_of_several_ranks() -> None:
         ("tune all_reduce --regime eager", "--regime is not for an entry of several ranks"),
         ("tune all_reduce --variant lll", "all_reduce has no implementation with these"),
         ("bench all_reduce --db a.sqlite", "--db is not for an entry of several ranks"),
-        ("check all_reduce --sanitize 1", "does not run on an entry of several ranks"),
+        (
+            "check all_reduce --tool initcheck",
+            "--tool initcheck is not for an entry of several ranks",
+        ),
         ("bench all_reduce --budget 10m", "--budget is not for an entry of several ranks"),
         ("bench all_reduce --problem 1x288", "did you mean 1x2880"),
         ("bench all_reduce --problem tokens=1,hidden=8,ranks=9", "ranks='9' is not supported"),

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from kernelcat import catalog
-from kernelcat.ranks import check, race
+from kernelcat.ranks import check, race, sanitize
 from kernelcat.runtime import driver
+from kernelcat.verify.sanitizer import sanitizer_path
 
 FAULT = Path(__file__).parent / "ranks_fault.py"
 ENTRY = catalog.entry("all_reduce")
@@ -64,6 +65,23 @@ def test_random_exchanges_are_right_on_every_rank(entry: str, language: str, var
     (checked,) = check.run_fuzzing([implementation], range(min(driver.count(), 2)), fuzzing)
     assert not checked.outcome.failures
     assert checked.outcome.fuzz_examples == 40
+
+
+@pytest.mark.skipif(sanitizer_path() is None, reason="compute-sanitizer is not installed")
+@pytest.mark.parametrize("tool", sanitize.TOOLS)
+@pytest.mark.parametrize(
+    ("entry", "variant"),
+    [("all_reduce", "ll"), ("moe_combine", "tiles"), ("kv_transfer", "vectors")],
+)
+def test_tools_know_the_memory_of_ranks_that_share_a_gpu(
+    entry: str, variant: str, tool: str
+) -> None:
+    implementation = catalog.implementation(entry, "cuda", variant)
+    sanitizing = check.Sanitizing(2, (tool,))
+    problem = next(iter(catalog.entry(entry).problems))
+    (checked,) = check.run([implementation], [problem], [0], None, sanitizing)
+    assert not checked.outcome.failures
+    assert checked.outcome.sanitizer == {tool: 0}, checked.outcome.findings
 
 
 @pytest.mark.parametrize(

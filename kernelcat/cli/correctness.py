@@ -116,23 +116,26 @@ def check(
     device = CudaDevice(numbers[0]) if devices else open_device()
     names = catalog.names() if every else (str(entry),)
     named = choose(names, language, variant)
-    if (sanitize or tools) and all(catalog.entry(each.entry).ranks for each in named):
-        raise Unsupported("compute-sanitizer does not run on an entry of several ranks")
+    if tools and all(catalog.entry(each.entry).ranks for each in named):
+        _require_tools_of_ranks(tools)
     chosen = runnable(named, device)
     if receipt and isinstance(device, Interpreter):
         raise Unsupported("a receipt needs a GPU, and this machine has none")
     alone = [i for i in chosen if not catalog.entry(i.entry).ranks]
     together = [i for i in chosen if catalog.entry(i.entry).ranks]
     outcomes = []
+    sanitize = sanitize or (certify.SANITIZED_EXAMPLES if tools else 0)
     certified = certify.run(
-        alone, device, problems, fuzz_examples=fuzz_examples,
-        sanitize_examples=sanitize or (certify.SANITIZED_EXAMPLES if tools else 0),
-        jobs=jobs, devices=numbers, tools=tools or SANITIZERS,
+        alone, device, problems, fuzz_examples=fuzz_examples, sanitize_examples=sanitize, jobs=jobs,
+        devices=numbers, tools=tools or SANITIZERS,
     )  # fmt: skip
     singly = ((outcome, partial(certify.receipt, implementation, outcome, device))
               for implementation, outcome in certified)  # fmt: skip
     found: Iterable[_Found] = chain(
-        singly, _checked_together(together, problems, devices, fuzz_examples)
+        singly,
+        _checked_together(
+            together, problems, devices, fuzz_examples, sanitize, tools or SANITIZERS
+        ),
     )
     for outcome, make_receipt in found:
         outcomes.append(outcome)
@@ -151,6 +154,8 @@ def _checked_together(
     problems: tuple[str, ...],
     devices: Devices,
     fuzz_examples: int,
+    sanitize_examples: int,
+    tools: tuple[str, ...],
 ) -> Iterator[_Found]:
     """Check implementations of entries of several ranks, on all GPUs by default.
 
@@ -159,8 +164,20 @@ def _checked_together(
     from kernelcat.ranks import check
 
     fuzzing = check.Fuzzing(fuzz_examples) if fuzz_examples else None
-    for checked in check.run(implementations, problems, _all_numbers(devices), fuzzing):
+    sanitizing = check.Sanitizing(sanitize_examples, tools) if sanitize_examples else None
+    numbers = _all_numbers(devices)
+    for checked in check.run(implementations, problems, numbers, fuzzing, sanitizing):
         yield checked.outcome, checked.receipt
+
+
+def _require_tools_of_ranks(tools: tuple[str, ...]) -> None:
+    """Raise ``Unsupported`` for a tool that cannot judge an entry of several ranks."""
+    from kernelcat.ranks.sanitize import LEFT_OUT
+
+    for tool in tools:
+        if tool in LEFT_OUT:
+            reason = LEFT_OUT[tool]
+            raise Unsupported(f"--tool {tool} is not for an entry of several ranks: {reason}")
 
 
 def _all_numbers(devices: Devices) -> tuple[int, ...]:
@@ -190,7 +207,8 @@ def _show(outcome: Any) -> None:
     notes += [f"{tool} {n}" for tool, n in outcome.sanitizer.items()]
     notes += [f"{outcome.ordered} hazards ruled out by a barrier"] if outcome.ordered else []
     echo(f"{word}  {outcome.implementation}: {', '.join(notes)}")
-    for line in (*outcome.failures, *outcome.findings):
+    left_out = [f"left out: {reason}" for reason in outcome.left_out.values()]
+    for line in (*outcome.failures, *outcome.findings, *left_out):
         echo(f"        {line}")
 
 
@@ -257,7 +275,7 @@ def fuzz(
     if catalog.entry(entry).ranks:
         return _fuzz_together(
             entry, language, variant, devices, as_json, examples=examples, random_seed=seed,
-            limit=limit, kernels=kernels,
+            limit=limit, kernels=kernels, mirrored=mirrored,
         )  # fmt: skip
     if devices:
         raise InvalidArgument(f"--device is for entries of several ranks, and {entry} has one")

@@ -13,31 +13,47 @@ from kernelcat.catalog.digest import digest
 from kernelcat.catalog.implementation import Config, Implementation
 from kernelcat.catalog.spec import Problem
 from kernelcat.errors import KernelcatError, RankFailed
-from kernelcat.ranks import processes, shares
+from kernelcat.ranks import processes, sanitize, shares
 from kernelcat.ranks.group import Group
+from kernelcat.ranks.mirrored import MirroredGroup
 from kernelcat.ranks.rendezvous import by_rank
 from kernelcat.runtime.device import CudaDevice, Run
 from kernelcat.runtime.environment import Environment
 from kernelcat.verify import gate
 from kernelcat.verify.certify import CHECKED_S, Outcome
-from kernelcat.verify.fuzz import KERNELS, MAX_JOBS, fuzz
+from kernelcat.verify.fuzz import KERNELS, MAX_JOBS, announce, fuzz
 from kernelcat.verify.gate import Verdict
 from kernelcat.verify.receipts import Receipt
+from kernelcat.verify.sanitizer import SANITIZED_SIZE
 from kernelcat.verify.seeds import draw_seeds
 
 GRAPH_RUNS, REPLAYS = 3, 2
 """Runs in a CUDA graph, and its replays: an odd number, so that a replay begins with either half of
 the windows."""
+SANITIZED_KERNELS = 6
+"""Combinations of configuration and choices that a sanitized run draws from."""
 
 
 @dataclass(frozen=True)
 class Fuzzing:
-    """What is drawn: arguments of :func:`kernelcat.verify.fuzz.fuzz`."""
+    """What is drawn: arguments of :func:`kernelcat.verify.fuzz.fuzz`.
+
+    With ``mirrored`` arrays are on the host (:class:`~kernelcat.ranks.mirrored.MirroredGroup`).
+    """
 
     examples: int
     random_seed: int = 0
     limit: int | None = None
     kernels: int = KERNELS
+    mirrored: bool = False
+
+
+@dataclass(frozen=True)
+class Sanitizing:
+    """Random problems for each compute-sanitizer tool, and the tools; some may be left out."""
+
+    examples: int
+    tools: Sequence[str] = sanitize.TOOLS
 
 
 @dataclass(frozen=True)
@@ -58,7 +74,7 @@ class Checked:
             environment=self.environment,
             problems=tuple(self.outcome.problems),
             fuzz_examples=self.outcome.fuzz_examples,
-            sanitizer={},
+            sanitizer=self.outcome.sanitizer,
             created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )
 
@@ -68,6 +84,7 @@ def run(
     problems: Sequence[str],
     gpus: Sequence[int],
     fuzzing: Fuzzing | None = None,
+    sanitizing: Sanitizing | None = None,
 ) -> Iterator[Checked]:
     """Check implementations one after the other, each on as many processes as it has ranks.
 
@@ -82,7 +99,11 @@ def run(
             return int(problem[axis])
 
         for ranks, some in groupby(sorted(chosen, key=ranks_of), ranks_of):
-            yield _check(implementation, list(some), list(islice(cycle(gpus), ranks)), fuzzing)
+            numbers = list(islice(cycle(gpus), ranks))
+            checked = _check(implementation, list(some), numbers, fuzzing)
+            if sanitizing and checked.outcome.passed:
+                _sanitize(checked, numbers, sanitizing)
+            yield checked
 
 
 def run_fuzzing(
@@ -101,11 +122,8 @@ def _check(
 ) -> Checked:
     """Check ``problems`` of one number of ranks, then random ones."""
     outcome = Outcome(implementation.name)
-    names = (implementation.entry, implementation.language, implementation.variant)
-    job = {"verb": "check", "implementation": names, "problems": [p.values for p in problems],
-           "seeds": draw_seeds(2), "fuzzing": fuzzing and vars(fuzzing)}  # fmt: skip
     try:
-        results = processes.run(job, gpus, CHECKED_S)
+        results = processes.run(_job(implementation, problems, fuzzing), gpus, CHECKED_S)
     except KernelcatError as error:
         outcome.failures.append(str(error))
         return Checked(implementation, outcome, None)
@@ -123,6 +141,32 @@ def _check(
     outcome.fuzz_examples = first["examples"]
     outcome.failures += [first["failure"]] if first["failure"] else []
     return Checked(implementation, outcome, first["environment"])
+
+
+def _job(
+    implementation: Implementation, problems: Sequence[Problem], fuzzing: Fuzzing | None
+) -> dict[str, Any]:
+    """What the process of each rank is told to do; see :func:`on_rank`."""
+    names = (implementation.entry, implementation.language, implementation.variant)
+    mirrored = fuzzing is not None and fuzzing.mirrored
+    return {"verb": "check", "implementation": names, "problems": [p.values for p in problems],
+            "seeds": draw_seeds(2), "fuzzing": fuzzing and vars(fuzzing), "mirrored": mirrored,
+            "slowness": sanitize.SLOWNESS}  # fmt: skip
+
+
+def _sanitize(checked: Checked, gpus: Sequence[int], sanitizing: Sanitizing) -> None:
+    """Run the tools over a small fuzz run of what was right, and note what they found."""
+    fuzzing = Fuzzing(
+        sanitizing.examples, limit=SANITIZED_SIZE, kernels=SANITIZED_KERNELS, mirrored=True
+    )
+    outcome, job = checked.outcome, _job(checked.implementation, [], fuzzing)
+    tools = [tool for tool in sanitizing.tools if tool in sanitize.TOOLS]
+    outcome.left_out = {tool: reason for tool, reason in sanitize.LEFT_OUT.items()
+                        if tool in sanitizing.tools}  # fmt: skip
+    try:
+        outcome.add(sanitize.sanitize(job, gpus, tools))
+    except KernelcatError as error:
+        outcome.failures.append(str(error))
 
 
 def on_rank(group: Group, job: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,6 +198,8 @@ def _fuzz(group: Group, implementation: Implementation, fuzzing: Fuzzing) -> dic
 
     def judge(problem: Problem, config: Config, draw: int) -> Verdict:
         try:
+            if isinstance(group, MirroredGroup):
+                announce(implementation, problem, config, group.gpu)
             wrong = _judge(group, implementation, problem, config, [draw]).get("wrong", "")
             detail = by_rank(group.rendezvous.gather(wrong)[0])
         except Exception as error:
@@ -184,14 +230,19 @@ def _judge(
     config: Config,
     seeds: Sequence[int],
 ) -> dict[str, Any]:
-    """``wrong`` with the first wrong result of this rank, or nothing; single runs, and graphs."""
+    """``wrong`` with the first wrong result of this rank, or nothing.
+
+    There are single runs and graphs; runs of mirrored arrays, which are copied, are in no graph.
+    """
     entry, bind = catalog.entry(implementation.entry), group.load(implementation, problem, config)
     wrong: dict[str, Any] = {}
     for number, seed in enumerate(seeds):
         prepared = shares.prepare(entry, problem, group, group.rank, seed, group.share)
         group.meet()
         single = bind(prepared.arrays)
-        runs: dict[str, Run] = {"": single, "in a graph, ": _captured(single, group)}
+        runs: dict[str, Run] = {"": single}
+        if not isinstance(group, MirroredGroup):
+            runs["in a graph, "] = _captured(single, group)
         for place, each in runs.items():
             verdict = prepared.verify_run(each, poison=gate.BANDS[number % len(gate.BANDS)])
             if not verdict.passed:

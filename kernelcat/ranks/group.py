@@ -42,8 +42,8 @@ class Group:
     """Rank ``rank`` of ``ranks`` processes of one host, on the GPU of ``device``.
 
     All ranks make a group with the same socket ``path``, whose folder exists; then they load the
-    same programs and launch them in the same order, on one stream each. ``watch`` is that of
-    :class:`~kernelcat.ranks.rendezvous.Rendezvous`. It is a
+    same programs and launch them in the same order, on one stream each. ``watch`` and ``slowness``
+    are those of :class:`~kernelcat.ranks.rendezvous.Rendezvous`. It is a
     :class:`~kernelcat.runtime.device.Device` for implementations of entries of several ranks.
 
     Raises
@@ -54,11 +54,17 @@ class Group:
     """
 
     def __init__(
-        self, rank: int, ranks: int, path: Path, device: CudaDevice, watch: Watch | None = None
+        self,
+        rank: int,
+        ranks: int,
+        path: Path,
+        device: CudaDevice,
+        watch: Watch | None = None,
+        slowness: float = 1.0,
     ) -> None:
         self.rank, self.ranks, self.path, self.device = rank, ranks, path, device
         self.gpu, self.xp = device.gpu, device.xp
-        self.rendezvous = Rendezvous(rank, ranks, path, watch=watch)
+        self.rendezvous = Rendezvous(rank, ranks, path, watch=watch, slowness=slowness)
         self._bus_ids = self._agree_on_machine()
         self.windows = self._mapped(WINDOW_BYTES)
         self._shared: list[list[Memory]] = []

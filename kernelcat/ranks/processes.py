@@ -26,7 +26,7 @@ _POLL_S = 0.02
 
 
 class JobFailed(RankFailed):
-    """A job of several ranks failed; ``lines`` are what rank 0 wrote to standard error before."""
+    """A job of several ranks failed; ``lines`` are what rank 0 wrote before."""
 
     def __init__(self, reason: str, lines: Sequence[str]) -> None:
         super().__init__(reason)
@@ -34,7 +34,7 @@ class JobFailed(RankFailed):
 
 
 class RanksSilent(JobFailed):
-    """Rank 0 wrote nothing to standard error for too long."""
+    """Rank 0 wrote nothing for too long."""
 
     def __init__(self, seconds: float, lines: Sequence[str]) -> None:
         after = lines[-1] if lines else "its start"
@@ -42,10 +42,26 @@ class RanksSilent(JobFailed):
 
 
 @dataclass(frozen=True)
+class Ended:
+    """How the process of a rank ended.
+
+    Attributes
+    ----------
+    result : the job's ``value``, the reason why it ``failed``, or how the process ``died``
+    text : what the process and the libraries in it printed
+    code : the exit status
+    """
+
+    result: dict[str, Any]
+    text: str
+    code: int
+
+
+@dataclass(frozen=True)
 class _Process:
     process: subprocess.Popen[bytes]
-    out: IO[bytes]
     log: IO[bytes]
+    answer: Path
 
 
 def run(
@@ -62,23 +78,51 @@ def run(
     JobFailed
         A rank failed or ended. No process is left.
     RanksSilent
-        Rank 0 wrote nothing to standard error for ``silence_s`` seconds. No process is left.
+        Rank 0 wrote nothing for ``silence_s`` seconds. No process is left.
+    """
+    ended = run_under((), job, gpus, limit_s, silence_s)
+    if reason := failure(ended):
+        raise JobFailed(reason, ended[0].text.splitlines())
+    return [each.result["value"] for each in ended]
+
+
+def run_under(
+    tool: Sequence[str],
+    job: Mapping[str, Any],
+    gpus: Sequence[int],
+    limit_s: float,
+    silence_s: float = inf,
+    env: Mapping[str, str] | None = None,
+) -> list[Ended]:
+    """How a job ended on each rank; each process is started by the words ``tool`` and its command.
+
+    ``env`` is the environment of the processes, by default that of this one.
+
+    Raises
+    ------
+    RankFailed
+        The job took more than ``limit_s`` seconds; the message has the reason if a rank gave one.
+    RanksSilent
+        As :func:`run`.
     """
     with tempfile.TemporaryDirectory() as folder:
-        path = str(Path(folder) / "ranks")
-        started = [_start(job, rank, gpus, path) for rank in range(len(gpus))]
+        path = Path(folder) / "ranks"
+        started = [_start(tool, job, rank, gpus, path, env) for rank in range(len(gpus))]
         try:
             _wait(started, limit_s, silence_s)
         finally:
             for each in started:
                 children.stop(each.process)
-    results = [_result(each) for each in started]
+        return [_ended(each) for each in started]
+
+
+def failure(ended: Sequence[Ended]) -> str:
+    """Why a job gave no value on some rank, in one line; empty where it gave one on all."""
+    results = [each.result for each in ended]
     reasons = [result["failed"] for result in results if "failed" in result]
     dead = [f"rank {rank}: {result['died']}" for rank, result in enumerate(results)
             if "died" in result]  # fmt: skip
-    if dead or reasons:
-        raise JobFailed("; ".join(dead or dict.fromkeys(reasons)), _lines(started[0].log))
-    return [result["value"] for result in results]
+    return "; ".join(dead or dict.fromkeys(reasons))
 
 
 def _wait(started: Sequence[_Process], limit_s: float, silence_s: float) -> None:
@@ -96,7 +140,9 @@ def _wait(started: Sequence[_Process], limit_s: float, silence_s: float) -> None
         if now > deadline:
             if any(process.returncode for process in waiting):
                 return
-            raise RankFailed(f"the ranks did not end within {limit_s:g} s")
+            reasons = [answer["failed"] for answer in map(_answer, started) if "failed" in answer]
+            late = f"the ranks did not end within {limit_s:g} s"
+            raise RankFailed("; ".join(dict.fromkeys([late, *reasons])))
         time.sleep(_POLL_S)
 
 
@@ -105,22 +151,39 @@ def _lines(file: IO[bytes]) -> list[str]:
     return file.read().decode(errors="replace").splitlines()
 
 
-def _start(job: Mapping[str, Any], rank: int, gpus: Sequence[int], path: str) -> _Process:
-    out, log = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
-    arguments = [*map(str, (rank, len(gpus), gpus[rank])), path, json.dumps(job)]
-    command = children.python(WORKER, *arguments)
-    return _Process(
-        children.start(command, stdin=subprocess.DEVNULL, stdout=out, stderr=log), out, log
-    )
+def _start(
+    tool: Sequence[str],
+    job: Mapping[str, Any],
+    rank: int,
+    gpus: Sequence[int],
+    path: Path,
+    env: Mapping[str, str] | None,
+) -> _Process:
+    log = tempfile.TemporaryFile()  # noqa: SIM115
+    arguments = [*map(str, (rank, len(gpus), gpus[rank], path)), json.dumps(job)]
+    process = children.start(
+        [*tool, *children.python(WORKER, *arguments)],
+        stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=env,
+    )  # fmt: skip
+    return _Process(process, log, answer_path(path, rank))
 
 
-def _result(each: _Process) -> dict[str, Any]:
-    """What the rank printed last, or how it died."""
+def answer_path(path: Path, rank: int) -> Path:
+    """The file in which ``rank`` leaves its result, where ``path`` is the group's socket."""
+    return path.with_name(f"{path.name}.{rank}")
+
+
+def _answer(each: _Process) -> dict[str, Any]:
+    """What the rank left as its result; empty where it left none."""
     try:
-        result: dict[str, Any] = json.loads(_lines(each.out)[-1])
-        return result
-    except (IndexError, ValueError):
-        each.log.seek(0)
-        tail = " ".join(each.log.read()[-TAIL_BYTES:].decode(errors="replace").split())
-        how = children.ending(each.process.returncode)
-        return {"died": f"{how}: {tail}" if tail else how}
+        answer: dict[str, Any] = json.loads(each.answer.read_text())
+        return answer
+    except (OSError, ValueError):
+        return {}
+
+
+def _ended(each: _Process) -> Ended:
+    text, code = "\n".join(_lines(each.log)), each.process.returncode
+    how, tail = children.ending(code), " ".join(text[-TAIL_BYTES:].split())
+    died = {"died": f"{how}: {tail}" if tail else how}
+    return Ended(_answer(each) or died, text, code)

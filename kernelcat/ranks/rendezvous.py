@@ -40,6 +40,7 @@ class Rendezvous:
     """Rank ``rank`` of ``ranks``, which meet at the socket ``path``.
 
     ``watch`` is called now and then while rank 0 waits for others, and may raise ``RankFailed``.
+    All limits of waiting are multiplied by ``slowness``, for processes that run under a tool.
 
     Raises
     ------
@@ -50,13 +51,19 @@ class Rendezvous:
     """
 
     def __init__(
-        self, rank: int, ranks: int, path: Path, join_s: float = JOIN_S, watch: Watch | None = None
+        self,
+        rank: int,
+        ranks: int,
+        path: Path,
+        join_s: float = JOIN_S,
+        watch: Watch | None = None,
+        slowness: float = 1.0,
     ) -> None:
         if not 0 <= rank < ranks:
             raise InvalidArgument(f"rank {rank} is not one of the {ranks} from 0 to {ranks - 1}")
-        self.rank, self.ranks = rank, ranks
+        self.rank, self.ranks, self.slowness = rank, ranks, slowness
         self._peers: dict[int, socket.socket] = {}
-        deadline = time.monotonic() + join_s
+        deadline = time.monotonic() + join_s * slowness
         if rank == 0:
             self._accept(path, deadline, watch)
         else:
@@ -77,6 +84,7 @@ class Rendezvous:
             A rank ended, failed, or did not call this function within ``limit_s`` seconds.
         """
         message = {"value": value}
+        limit_s *= self.slowness
         if self.rank:
             with contextlib.suppress(RankFailed):  # the hub has ended: it may have said why
                 self._send(0, message, [] if fd is None else [fd])

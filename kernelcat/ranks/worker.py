@@ -1,7 +1,8 @@
 """The process of one rank: ``python -m kernelcat.ranks.worker RANK RANKS GPU SOCKET JOB``.
 
-JOB is an object in JSON whose ``verb`` names a function of this package. The last line of standard
-output is an object with the job's ``value``, or the reason why it ``failed``.
+JOB is an object in JSON whose ``verb`` names a function of this package. The file SOCKET.RANK then
+has an object with the job's ``value``, or the reason why it ``failed``; what libraries and tools
+print is no result. With ``mirrored`` arrays are on the host.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import Any
 
 from kernelcat.errors import KernelcatError
 from kernelcat.ranks.group import Group
-from kernelcat.runtime.device import CudaDevice
+from kernelcat.ranks.mirrored import MirroredGroup
+from kernelcat.ranks.processes import answer_path
+from kernelcat.runtime.device import CudaDevice, MirroredDevice
 
 
 def verbs() -> dict[str, Callable[[Group, Mapping[str, Any]], Any]]:
@@ -29,16 +32,19 @@ def main() -> None:
     """Do the job that the arguments describe."""
     rank, ranks, gpu = map(int, sys.argv[1:4])
     path, job = Path(sys.argv[4]), json.loads(sys.argv[5])
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no result
+    mirrored = job.get("mirrored", False)
     try:
-        group = Group(rank, ranks, path, CudaDevice(gpu))
+        group = (
+            MirroredGroup(rank, ranks, path, MirroredDevice(gpu), job["slowness"]) if mirrored
+            else Group(rank, ranks, path, CudaDevice(gpu))
+        )  # fmt: skip
         result = {"value": verbs()[job["verb"]](group, job)}
         group.close()
     except KernelcatError as error:
         result = {"failed": str(error)}
-    print(json.dumps(result), file=out, flush=True)
-    os._exit(0)  # what libraries do at exit may wait for ranks that have ended
+    answer_path(path, rank).write_text(json.dumps(result))
+    if not mirrored:  # else a tool may look at the process's own end
+        os._exit(0)  # what libraries do at exit may wait for ranks that have ended
 
 
 if __name__ == "__main__":

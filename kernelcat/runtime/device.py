@@ -112,8 +112,8 @@ class MirroredDevice:
 
         def bind_mirrored(arrays: Arrays) -> Run:
             def run() -> None:
-                spans = {name: self._span(array) for name, array in arrays.items()}
-                copies = {name: self._upload(span) for name, span in spans.items()}
+                spans = {name: self.span(array) for name, array in arrays.items()}
+                copies = {name: self.upload(span) for name, span in spans.items()}
                 bind(copies)()
                 self.synchronize()
                 for name, span in spans.items():
@@ -126,7 +126,7 @@ class MirroredDevice:
     def synchronize(self) -> None:
         self.cuda.synchronize()
 
-    def _span(self, array: Any) -> Any:
+    def span(self, array: Any) -> Any:
         """The memory from the first to the last element as a flat array, gaps included."""
         if array.size == 0:
             return array.reshape(-1)
@@ -135,7 +135,8 @@ class MirroredDevice:
         strided = self.xp.lib.stride_tricks.as_strided
         return strided(array, (length,), (array.itemsize,))
 
-    def _upload(self, span: Any) -> Any:
+    def upload(self, span: Any) -> Any:
+        """A copy of a flat array on the GPU."""
         copy = self.cuda.xp.empty(span.shape, span.dtype)
         copy.set(span)
         return copy

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -28,7 +28,7 @@ from kernelcat.runtime.environment import Environment
 from kernelcat.verify.fuzz import MAX_JOBS, fuzz
 from kernelcat.verify.gate import check
 from kernelcat.verify.receipts import Receipt
-from kernelcat.verify.sanitizer import SANITIZERS, command_line, sanitize
+from kernelcat.verify.sanitizer import SANITIZERS, Report, command_line, sanitize
 
 CHECKED_BYTES = 1 << 29
 """Bytes that a problem may move. Larger problems are left to the tuner's gate, because several
@@ -58,6 +58,7 @@ class Outcome:
     sanitizer : tool -> number of errors that compute-sanitizer counted
     ordered : number of hazards that a barrier in the machine code rules out
     findings : the first distinct errors of each tool, as text
+    left_out : sanitizer tools that cannot judge the implementation, each with the reason
     """
 
     implementation: str
@@ -68,6 +69,7 @@ class Outcome:
     sanitizer: dict[str, int] = field(default_factory=dict)
     ordered: int = 0
     findings: list[str] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
 
     @property
     def right(self) -> bool:
@@ -81,6 +83,13 @@ class Outcome:
     def passed(self) -> bool:
         """Whether the implementation is :attr:`right` and the sanitizer found no error."""
         return self.right and not any(self.sanitizer.values())
+
+    def add(self, reports: Mapping[str, Report]) -> None:
+        """Note what each sanitizer tool found."""
+        self.sanitizer = {tool: report.errors for tool, report in reports.items()}
+        self.ordered = sum(report.ordered for report in reports.values())
+        self.findings = [f"{tool}: {f}" for tool, report in reports.items()
+                         for f in report.findings]  # fmt: skip
 
 
 def certify(
@@ -203,13 +212,9 @@ def _sanitize(
     implementation: Implementation, examples: int, tools: Sequence[str], outcome: Outcome
 ) -> None:
     try:
-        reports = sanitize(implementation, examples, tools)
+        outcome.add(sanitize(implementation, examples, tools))
     except KernelcatError as error:
         outcome.failures.append(str(error))
-        return
-    outcome.sanitizer = {tool: report.errors for tool, report in reports.items()}
-    outcome.ordered = sum(report.ordered for report in reports.values())
-    outcome.findings = [f"{tool}: {f}" for tool, report in reports.items() for f in report.findings]
 
 
 def _run_process(implementation: Implementation, arguments: Sequence[str], number: int) -> Outcome:

@@ -338,13 +338,13 @@ def _attempt(
     """The gate's verdict on one example, with ``draw`` as the seed; an error is a failure."""
     try:
         if isinstance(device, MirroredDevice):
-            _announce(implementation, problem, config, device.gpu)
+            announce(implementation, problem, config, device.gpu)
         return check(implementation, problem, config, device, seeds=(draw,))
     except KernelcatError as error:
         return Verdict(False, float("nan"), f"{type(error).__name__}: {error}")
 
 
-def _announce(implementation: Implementation, problem: Problem, config: Config, gpu: Gpu) -> None:
+def announce(implementation: Implementation, problem: Problem, config: Config, gpu: Gpu) -> None:
     """Print the next example and its ordered accesses for :mod:`.sanitizer`, which reads them."""
     if implementation.language == "triton":
         steps = implementation.program(problem, config, gpu).steps

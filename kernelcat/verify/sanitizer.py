@@ -6,8 +6,9 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from kernelcat.catalog.implementation import Implementation
@@ -25,6 +26,9 @@ EXAMPLE = "kernelcat example: "
 ORDERED = "kernelcat ordered: "
 """Prefix of the line before the example's: pairs of a write and a read that a barrier orders
 (``gemm+0x40>gemm+0x90``)."""
+MAPPED = "kernelcat mapped: "
+"""Prefix of the line before a rank's launches: the memory of all ranks as this rank maps it, each
+with the rank and its first and last address (``1:0x7f10-0x7f1f``)."""
 FINDINGS = 5
 """Most distinct findings that a report has of each tool."""
 FINDING_LINES = 6
@@ -45,6 +49,11 @@ _NO_FINDING = re.compile(
 )
 _PLACE = re.compile(r"(Read|Write) Thread \([\d,]+\) at (\S+)")
 _ORDERED = re.compile(r"(\S+)>(\S+)")
+_MAPPED = re.compile(r"(\d+):(0x[0-9a-f]+)-(0x[0-9a-f]+)")
+_OUTSIDE = re.compile(r"(?:Access to|Address) (0x[0-9a-f]+) is out of bounds")
+_COUNT = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)")
+_UNTRACKED = "Internal Sanitizer Error"
+"""What a tool prints about a launch that it did not watch, so that errors are missing."""
 _NUMBERS = re.compile(r"(?<!\+)\b(0x[0-9a-f]+|\d[\d,]*)\b")
 """Threads, addresses and counts, but not the offset of an instruction (after a ``+``)."""
 
@@ -66,13 +75,40 @@ class Report:
     ordered: int = 0
 
 
+@dataclass(frozen=True)
+class Output:
+    """What a tool and the process under it printed, and the tool's exit status."""
+
+    text: str
+    code: int
+
+    @property
+    def errors(self) -> int | None:
+        """The number of errors that the tool printed, or None."""
+        match = _COUNT.search(self.text)
+        return int(match[1]) if match else None
+
+
+@dataclass(frozen=True)
+class _Mapped:
+    """Memory of rank ``rank`` from address ``first`` to ``last``."""
+
+    rank: int
+    first: int
+    last: int
+
+
 @dataclass
 class _Record:
-    """One finding: the tool's lines, the example that ran, and the accesses known to be ordered."""
+    """One finding: the tool's lines, the example that ran, and what is known about its memory.
+
+    ``ordered`` are the accesses known to be ordered, ``mapped`` is the memory of all ranks.
+    """
 
     lines: list[str]
     example: str
     ordered: frozenset[tuple[str, str]]
+    mapped: tuple[_Mapped, ...] = ()
 
     def __str__(self) -> str:
         text = ", ".join(self.lines[:FINDING_LINES])
@@ -85,6 +121,13 @@ class _Record:
         offsets = dict(_PLACE.findall(text))
         pair = offsets.get("Write", ""), offsets.get("Read", "")
         return "Potential RAW hazard" in text and pair in self.ordered
+
+    @property
+    def mapped_from(self) -> int | None:
+        """The rank in whose memory an access lies that the tool takes for one out of bounds."""
+        match = _OUTSIDE.search(" ".join(self.lines))
+        address = int(match[1], 16) if match else -1
+        return next((m.rank for m in self.mapped if m.first <= address <= m.last), None)
 
 
 def command_line(verb: str, implementation: Implementation) -> list[str]:
@@ -145,16 +188,23 @@ def _rehearse(words: Sequence[str]) -> None:
         )
 
 
-def run(tool: str, words: Sequence[str]) -> Report:
-    """Run the command ``words`` under a tool; raises as :func:`sanitize` does."""
+def tool_command(tool: str) -> list[str]:
+    """The words before a command that run it under a tool.
+
+    Raises ``MissingDependency`` where there is no compute-sanitizer.
+    """
     sanitizer = sanitizer_path()
     if sanitizer is None:
         raise MissingDependency(MISSING)
     options = ["--show-backtrace", "no", "--demangle", "simple"]
-    options += TOOL_OPTIONS.get(tool, ())
+    return [sanitizer, "--tool", tool, *options, *TOOL_OPTIONS.get(tool, ())]
+
+
+def run(tool: str, words: Sequence[str]) -> Report:
+    """Run the command ``words`` under a tool; raises as :func:`sanitize` does."""
     try:
         done = children.run(
-            [sanitizer, "--tool", tool, *options, *words],
+            [*tool_command(tool), *words],
             stderr=subprocess.STDOUT,  # keeps the order of both outputs
             timeout=SANITIZED_S,
         )
@@ -171,16 +221,48 @@ def parse(tool: str, output: str, code: int) -> Report:
     Raises
     ------
     KernelcatError
-        The tool printed no number of errors, or counted none although the run failed.
+        The tool printed no number of errors, counted none although the run failed, or did not
+        watch a launch.
     """
-    match = re.search(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)", output)
-    if not match or (code and not int(match[1])):
-        tail = " | ".join(output.strip().splitlines()[-4:])
-        raise KernelcatError(f"compute-sanitizer --tool {tool}: exit {code}: {tail}")
-    records = list(_records(output))
+    return parse_all(tool, {"": Output(output, code)})
+
+
+def parse_all(tool: str, outputs: Mapping[str, Output]) -> Report:
+    """The report of several processes that ran under a tool at the same time.
+
+    ``outputs`` are theirs by the name of the process (``rank 1``). A process that printed no number
+    of errors counts for nothing where another one has errors: it may have ended for them.
+
+    Raises
+    ------
+    KernelcatError
+        As :func:`parse`, for any of the processes; or memcheck does not know memory that another
+        process has allocated.
+    """
+    total = sum(output.errors or 0 for output in outputs.values())
+    for name, output in outputs.items():
+        where = f"{name}: " if name else ""
+        untracked = output.text.find(_UNTRACKED)
+        if untracked >= 0:
+            line = output.text[untracked:].splitlines()[0]
+            raise KernelcatError(f"{where}compute-sanitizer --tool {tool}: {line}")
+        if not total and (output.code or output.errors is None):
+            tail = " | ".join(output.text.strip().splitlines()[-4:])
+            raise KernelcatError(
+                f"{where}compute-sanitizer --tool {tool}: exit {output.code}: {tail}"
+            )
+    records = list(chain.from_iterable(
+        _records(output.text, f"{name}, " if name else "") for name, output in outputs.items()
+    ))  # fmt: skip
+    for record in records:
+        if record.mapped_from is not None:
+            raise KernelcatError(
+                f"compute-sanitizer --tool {tool} takes the memory that rank {record.mapped_from} "
+                f"shares for out of bounds: {record}"
+            )
     ordered = sum(record.is_ordered for record in records)
     findings = _findings(record for record in records if not record.is_ordered)
-    return Report(int(match[1]) - ordered, findings, ordered)
+    return Report(total - ordered, findings, ordered)
 
 
 def _findings(records: Iterable[_Record]) -> tuple[str, ...]:
@@ -197,25 +279,28 @@ def _findings(records: Iterable[_Record]) -> tuple[str, ...]:
     )
 
 
-def _records(output: str) -> Iterator[_Record]:
-    """The findings, in the order of the output.
+def _records(output: str, where: str = "") -> Iterator[_Record]:
+    """The findings, in the order of the output; ``where`` stands before their examples.
 
     A finding is a line of the sanitizer's and the indented lines that follow.
     """
-    example, record = "", None
+    example, record, mapped = where.rstrip(", "), None, tuple[_Mapped, ...]()
     ordered, announced = frozenset[tuple[str, str]](), frozenset[tuple[str, str]]()
     for line in output.splitlines():
         match = _SANITIZER_LINE.match(line)
         if line.startswith(ORDERED):
             announced = frozenset(_ORDERED.findall(line.removeprefix(ORDERED)))
         elif line.startswith(EXAMPLE):
-            example, ordered = line.removeprefix(EXAMPLE), announced
+            example, ordered = where + line.removeprefix(EXAMPLE), announced
             announced = frozenset()
+        elif line.startswith(MAPPED):
+            mapped = tuple(_Mapped(int(rank), int(first, 16), int(last, 16))
+                           for rank, first, last in _MAPPED.findall(line))  # fmt: skip
         elif match and not match["indent"]:
             if record:
                 yield record
             text = match["text"].rstrip(" :")
-            record = None if _NO_FINDING.match(text) else _Record([text], example, ordered)
+            record = None if _NO_FINDING.match(text) else _Record([text], example, ordered, mapped)
         elif match and record and not _NO_FINDING.match(match["text"]):
             record.lines.append(match["text"].rstrip())
     if record:

@@ -113,7 +113,7 @@ GROUP = Group(
             "Sanitizer runs",
             "Four tools of compute-sanitizer look for accesses out of bounds, races, misused "
             "barriers and uninitialized reads. Hazards that a barrier in the machine code rules "
-            "out are counted apart.",
+            "out are counted apart. Ranks run under a tool each.",
             "NVIDIA, Compute Sanitizer documentation",
             (
                 Test("tests/test_sanitizer.py::test_one_byte_out_of_bounds_is_reported"),
@@ -121,8 +121,12 @@ GROUP = Group(
                     "tests/test_sanitizer.py::"
                     "test_a_hazard_listed_as_ordered_is_no_error_in_its_example"
                 ),
+                Test(
+                    "tests/test_ranks_sanitizer.py::"
+                    "test_every_rank_runs_under_every_tool_and_the_receipt_has_the_errors_of_all"
+                ),
             ),
-            modules=("kernelcat/verify/sanitizer.py",),
+            modules=("kernelcat/verify/sanitizer.py", "kernelcat/ranks/sanitize.py"),
         ),
     ),
 )
