@@ -113,8 +113,8 @@ class EngineServer:
                 destination=message.destination,
             )
         except KernelcatError as error:
-            return self._send(Refused(message.request_id, error))
-        self._notify()
+            self._send(Refused(message.request_id, error))
+        self._notify()  # also of a refusal: the other ranks have been woken for this request
 
     def _notify(self) -> None:
         """Lets the thread that runs steps look whether there is work."""
