@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from moe_expert_ranks import Ranks
+from moe_expert_ranks import Ranks, together
 from moe_models import NUM_DECODED, made
 from moe_schedules import engine, tokens, write
 
@@ -18,13 +19,16 @@ from kernelcat import moe
 from kernelcat.errors import InvalidArgument
 from kernelcat.moe.engine.ahead import called
 from kernelcat.moe.engine.limits import Limits
+from kernelcat.moe.engine.parameters import SamplingParameters
 from kernelcat.moe.engine.request import FinishReason
 from kernelcat.moe.engine.speculation import Speculation
 from kernelcat.moe.engine.step_sizes import StepSizes
 from kernelcat.moe.parallel.exchange import Exchange
 from kernelcat.moe.parallel.expert_model import divide
+from kernelcat.moe.parallel.expert_server import ExpertServer
 from kernelcat.moe.parallel.expert_statistics import ExpertStatistics
 from kernelcat.moe.parallel.host_exchange import HostExchange
+from kernelcat.moe.serve.engine_messages import Profile, Refused, Submit, Wake
 from kernelcat.moe.weights import ExpertShare
 
 MODELS = ("gpt-oss", "qwen3-moe", "deepseek-v3")
@@ -137,6 +141,43 @@ def test_ranks_sleep_when_all_have_ended_and_wake_together(folder: Path, tmp_pat
         assert not any(engine.has_work for engine in ranks.engines)
     steps = {engine.statistics().steps_total for engine in ranks.engines}
     assert len(steps) == 1
+
+
+def test_a_refused_request_wakes_its_rank_as_it_has_woken_the_others(
+    folder: Path, tmp_path: Path
+) -> None:
+    case = made("gpt-oss", folder)
+    ranks, tokenizer = Ranks.opened(case.path, tmp_path), SimpleNamespace()
+    mine, theirs = zip(Pipe(), Pipe(), strict=True)
+    servers = [
+        ExpertServer(engine, tokenizer, pipe)
+        for engine, pipe in zip(ranks.engines, theirs, strict=True)
+    ]
+    servers[0].take(Submit("long", [1] * 999, SamplingParameters(max_tokens=1), False, None, ""))
+    servers[1].take(Wake())
+    assert isinstance(mine[0].recv(), Refused)
+    assert all(engine.has_work for engine in ranks.engines)
+    ranks.run()  # would fail if one of them slept
+
+
+def test_ranks_begin_to_record_when_they_sleep(folder: Path, tmp_path: Path) -> None:
+    """Not before: they agree on steps until then."""
+    case = made("gpt-oss", folder)
+    ranks, (_, pipe) = Ranks.opened(case.path, tmp_path), Pipe()
+    server, asked = ExpertServer(ranks.engines[0], SimpleNamespace(), pipe), []
+    ranks.engines[0].profile = lambda *what: asked.append(what)  # type: ignore[method-assign]
+    request = ranks.submit(0, case.prompts[2], max_tokens=2)
+    server.take(Profile([[1, 2]], 1, tmp_path / "trace.json", 3))
+
+    def serve() -> None:
+        while server.has_work:
+            if asked:
+                raise AssertionError("recorded before the ranks sleep")
+            server.step()
+
+    other = ranks.engines[1]
+    together([serve, lambda: [other.step() for _ in iter(lambda: other.has_work, False)]])
+    assert request.num_written == 2 and asked == [([[1, 2]], 1, tmp_path / "trace.json", 3)]
 
 
 def test_a_rank_that_fails_ends_all_requests_with_its_reason(folder: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -78,6 +79,20 @@ def test_ranks_in_graphs_write_what_one_gpu_finds_best(
         is_near.append(rows.amax(1) - own <= DECODE_16 * rows.abs().amax())
     assert all(len(each) == NUM_TOKENS for each in is_near)
     assert torch.cat(is_near).float().mean() >= 0.95
+
+
+def test_rank_0_is_profiled_kernel_by_kernel(gpus: tuple[int, int], tmp_path: Path) -> None:
+    """Its exchanges too, in a graph."""
+    ranks = opened("gpt-oss", gpus)
+    texts = [list(range(start, start + 40)) for start in range(4)]
+    found = ranks.profile_decoding(texts, tmp_path / "trace.json", 8)
+    launches = {kernel.name: kernel.launches for kernel in found.kernels}
+    for exchange in ("dispatch", "combine"):
+        assert sum(n for name, n in launches.items() if exchange in name) >= 2  # of two layers
+    assert found.busy_us + found.gap_us == pytest.approx(found.device_us)
+    assert found.device_us <= 1.2 * found.step_us
+    assert found.floor_share and found.floor_share < 1
+    ranks.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

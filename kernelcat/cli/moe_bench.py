@@ -179,6 +179,7 @@ def bench(
     Example:
       kernelcat moe bench gpt-oss-20b --random-weights --peer transformers
       kernelcat moe bench gpt-oss-20b --random-weights --batches 1 --profile step.json
+      kernelcat moe bench gpt-oss-20b --random-weights --ep 2 --batches 64 --profile step.json
       kernelcat moe bench gpt-oss-20b --random-weights --fetch 4096 --host-cache 4 --requests 0
       kernelcat moe bench --url http://127.0.0.1:8000 --rate 8 --slo ttft=500,tpot=20
       kernelcat moe bench gpt-oss-20b --random-weights --disaggregate \\
@@ -248,10 +249,8 @@ def _bench_engine(model: str, loads: list[Workload], slo: Slo, options: dict[str
             f"--fetch {options['fetch']} must be a number of tokens, and needs --host-cache"
         )
     is_divided = divides_experts(options["ep"], options["rebalance_every"])
-    if is_divided and (prefill or options["fetch"] or options["profile"] or options["nvtx"]):
-        raise InvalidArgument(
-            "--prefill, --fetch, --profile and --nvtx are for one process, not for --ep"
-        )
+    if is_divided and (prefill or options["fetch"] or options["nvtx"]):
+        raise InvalidArgument("--prefill, --fetch and --nvtx are for one process, not for --ep")
     if prefill < 0:
         raise InvalidArgument(f"--prefill {prefill} must be a number of tokens, or 0 for none")
     random, device = options["random_weights"], options["device"]
@@ -289,7 +288,7 @@ def _bench_engine(model: str, loads: list[Workload], slo: Slo, options: dict[str
         for load in loads:
             results.loads.append(_told(Load(load, time_load(engine, load, slo))))
             results.keep()
-    if isinstance(engine, Engine):
+    if options["profile"]:
         results.profiles += _profiles(engine, options["profile"], batches, context)
     results.statistics = engine.statistics()
     results.keep()
@@ -298,18 +297,22 @@ def _bench_engine(model: str, loads: list[Workload], slo: Slo, options: dict[str
 
 
 def _profiles(
-    engine: Engine, path: Path | None, batches: list[int], context: int
+    engine: Engine | SteppedRanks, path: Path, batches: list[int], context: int
 ) -> list[StepProfile]:
-    """A profile of each batch, if there is a ``path``; several have the batch in their names."""
+    """A profile of each batch; several files have the batch in their names."""
     from kernelcat.moe.bench import prompts
+    from kernelcat.moe.engine.engine import Engine
     from kernelcat.moe.profile import profile_decoding
 
     found = []
-    for batch in batches if path else ():
-        assert path is not None
+    for batch in batches:
         trace = path if len(batches) == 1 else path.with_name(f"{path.stem}-{batch}{path.suffix}")
         texts = prompts(batch, context, engine.limits.vocab_size, seed=batch)
-        found.append(profile_decoding(engine, texts, trace))
+        found.append(
+            profile_decoding(engine, texts, trace)
+            if isinstance(engine, Engine)
+            else engine.profile_decoding(texts, trace)
+        )
     return found
 
 

@@ -94,8 +94,8 @@ def generate(
     most = sampling["max_tokens"] - NUM_WARM - 2  # two tokens are written before and after
     if profile and most < 1:
         raise InvalidArgument(f"--profile needs --max-tokens of at least {NUM_WARM + 3}")
-    if divides_experts(ep) and (profile or nvtx or upcycle):
-        raise InvalidArgument("--profile, --nvtx and --upcycle are for one process, not for --ep")
+    if divides_experts(ep) and (nvtx or upcycle):
+        raise InvalidArgument("--nvtx and --upcycle are for one process, not for --ep")
     start = time.monotonic()
     source = ModelSource.find(
         model, device, random_weights, upcycle, lambda text: echo(text, err=True), tp
@@ -111,8 +111,13 @@ def generate(
     with ranges.for_nvtx() if nvtx else nullcontext():
         result = _run(engine, tokens, parameters, silent=as_json)
     recorded = None
-    if profile and isinstance(engine, Engine):
-        recorded = profile_decoding(engine, [tokens], profile, min(NUM_STEPS, most))
+    if profile:
+        num_steps = min(NUM_STEPS, most)
+        recorded = (
+            profile_decoding(engine, [tokens], profile, num_steps)
+            if isinstance(engine, Engine)
+            else engine.profile_decoding([tokens], profile, num_steps)
+        )
     engine.close()
     generated = Generated(
         source.name, source.device, prompt_tokens=len(tokens), load_seconds=loaded, **result,

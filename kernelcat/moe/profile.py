@@ -3,6 +3,8 @@
 An engine decodes a fixed batch while `torch.profiler` records some steps. The trace goes to a file
 (Chrome's format: chrome://tracing, Perfetto), and `StepProfile` is its summary: means of one step.
 Recording slows the host, so gaps are those of a slower host; times of kernels are the device's own.
+Of ranks that divide the experts, rank 0 is recorded; its kernels of an exchange also wait for the
+other ranks (`LockstepEngine.profile`).
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ import gzip
 import json
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ from kernelcat.moe import ranges
 from kernelcat.moe.engine.building import cache_type
 from kernelcat.moe.engine.engine import Engine
 from kernelcat.moe.engine.parameters import SamplingParameters
+from kernelcat.moe.engine.request import Request
 from kernelcat.moe.step_bytes import bandwidth_of, step_bytes
 from kernelcat.report.sheet import Sheet
 from kernelcat.runtime.gpu import detect
@@ -63,15 +67,16 @@ class StepProfile:
 
     Attributes
     ----------
-    batch, context : requests, and the tokens of each in the middle of the steps
+    batch, context : requests of all ranks, and the tokens of each in the middle of the steps
     step_us : by the host's clock, profiler included
     device_us : from the first kernel's beginning to the last one's end; 0 on a CPU
     busy_us, gap_us : parts of ``device_us`` in which something ran, and nothing
     kernels : the longest first
     phases : microseconds of the host in each of `ranges.PHASES`
-    floor_bytes : that the step must read (`step_bytes`)
+    floor_bytes : that the step must read (`step_bytes`), on rank 0
     bandwidth : bytes a second of a copy on this GPU; None on a CPU
     trace : the file
+    ranks : that divide the experts; all times are those of rank 0
     """
 
     batch: int
@@ -86,6 +91,7 @@ class StepProfile:
     floor_bytes: int
     bandwidth: float | None
     trace: str
+    ranks: int = 1
 
     @property
     def floor_us(self) -> float | None:
@@ -123,49 +129,82 @@ def profile_decoding(
     KernelcatError
         The file cannot be written, or a request has failed.
     """
+    check_file(trace)
+    try:
+        with writing(engine, prompts) as requests:
+            while not all(request.num_written for request in requests):
+                take_step(engine)
+            with recorded(engine) as profiler:
+                seconds = take_steps(engine, num_steps)
+    finally:
+        while engine.has_work:
+            engine.step()
+    profiler.export_chrome_trace(str(trace))
+    return profile_of(engine, requests, len(prompts), trace, num_steps, seconds)
+
+
+def check_file(trace: Path) -> None:
+    """Makes the file ``trace``; raises KernelcatError if it cannot be written."""
     try:
         trace.touch()
     except OSError as error:
         raise KernelcatError(f"{trace} cannot be written: {error.strerror}") from error
-    is_cuda = engine.model.device.type == "cuda"
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if is_cuda:
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
-    length = len(prompts[0])
-    parameters = SamplingParameters(temperature=0, max_tokens=engine.limits.context - length)
-    requests = [engine.submit(prompt, parameters, needs_text=False) for prompt in prompts]
+
+
+@contextmanager
+def writing(engine: Engine, prompts: Sequence[Sequence[int]]) -> Iterator[list[Request]]:
+    """Requests that write greedy tokens up to the engine's context; cancelled in the end.
+
+    A step may be in flight then. Raises what `Engine.submit` raises.
+    """
+    requests: list[Request] = []
     try:
-        while not all(request.num_written for request in requests):
-            _step(engine)
-        with ranges.for_profiler(), torch.profiler.profile(activities=activities) as profiler:
-            for _ in range(NUM_WARM):
-                _step(engine)
-            _synchronize(is_cuda)
-            start = time.perf_counter()
-            with ranges.span(WINDOW):
-                for _ in range(num_steps):
-                    _step(engine)
-                _synchronize(is_cuda)
-            seconds = time.perf_counter() - start
+        for prompt in prompts:
+            most = engine.limits.context - len(prompt)
+            parameters = SamplingParameters(temperature=0, max_tokens=most)
+            requests.append(engine.submit(prompt, parameters, needs_text=False))
+        yield requests
     finally:
         for request in requests:
             engine.cancel(request.id)
-        while engine.has_work:
-            engine.step()
-    profiler.export_chrome_trace(str(trace))
-    written = sum(request.num_written for request in requests) // len(requests)
-    context = length + written - num_steps // 2
-    dtype = cache_type(engine.model, engine.settings.cache_dtype)
-    return StepProfile(
-        batch=len(prompts), context=context, steps=num_steps, step_us=1e6 * seconds / num_steps,
-        floor_bytes=step_bytes(engine.model, len(prompts), context, dtype),
-        bandwidth=bandwidth_of(detect(engine.model.device.index or 0)) if is_cuda else None,
-        trace=str(trace), **summary(_events(trace), num_steps),
-    )  # fmt: skip
 
 
-def _step(engine: Engine) -> None:
-    """A step in which no request may end."""
+@contextmanager
+def recorded(engine: Engine) -> Iterator[torch.profiler.profile]:
+    """Records what this thread does, and the engine's device."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if engine.model.device.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with ranges.for_profiler(), torch.profiler.profile(activities=activities) as profiler:
+        yield profiler
+
+
+def take_steps(engine: Engine, num_steps: int) -> float:
+    """Seconds of ``num_steps`` steps, in the range `WINDOW`, after `NUM_WARM` others.
+
+    Raises what `take_step` raises.
+    """
+    for _ in range(NUM_WARM):
+        take_step(engine)
+    _synchronize(engine)
+    start = time.perf_counter()
+    with ranges.span(WINDOW):
+        for _ in range(num_steps):
+            take_step(engine)
+        _synchronize(engine)
+    return time.perf_counter() - start
+
+
+def take_step(engine: Engine) -> None:
+    """A step in which no request may end.
+
+    Raises
+    ------
+    InvalidArgument
+        A request has ended, because the engine's context is too short.
+    KernelcatError
+        A request has failed.
+    """
     for output in engine.step():
         if output.error:
             raise KernelcatError(f"a request has failed: {output.error}")
@@ -176,9 +215,31 @@ def _step(engine: Engine) -> None:
             )
 
 
-def _synchronize(is_cuda: bool) -> None:
-    if is_cuda:
-        torch.cuda.synchronize()
+def profile_of(
+    engine: Engine, requests: Sequence[Request], batch: int, trace: Path, num_steps: int,
+    seconds: float,
+) -> StepProfile:  # fmt: skip
+    """The summary of ``trace``, which has ``num_steps`` steps that took ``seconds`` together.
+
+    ``requests`` are those of the engine, ``batch`` counts those of all ranks.
+    """
+    model, num_own = engine.model, len(requests)
+    written = sum(request.num_written for request in requests) // num_own
+    context = len(requests[0].prompt) + written - num_steps // 2
+    dtype = cache_type(model, engine.settings.cache_dtype)
+    is_cuda = model.device.type == "cuda"
+    return StepProfile(
+        batch=batch, context=context, steps=num_steps, step_us=1e6 * seconds / num_steps,
+        floor_bytes=step_bytes(model, num_own, context, dtype, batch - num_own),
+        bandwidth=bandwidth_of(detect(model.device.index or 0)) if is_cuda else None,
+        trace=str(trace), ranks=model.divided.exchange.ranks if model.divided else 1,
+        **summary(_events(trace), num_steps),
+    )  # fmt: skip
+
+
+def _synchronize(engine: Engine) -> None:
+    if engine.model.device.type == "cuda":
+        torch.cuda.synchronize(engine.model.device)
 
 
 # ---- the summary --------------------------------------------------------------------------------
@@ -262,7 +323,8 @@ def _kernel_sheet(profile: StepProfile) -> Sheet:
 
 
 def _title(profile: StepProfile) -> str:
-    return f"one decode step, batch {profile.batch}, context {profile.context}"
+    title = f"one decode step, batch {profile.batch}, context {profile.context}"
+    return title if profile.ranks == 1 else f"{title}; rank 0 of {profile.ranks}"
 
 
 def _floor(profile: StepProfile) -> str:

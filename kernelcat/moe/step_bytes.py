@@ -1,6 +1,7 @@
 """The fewest bytes that one decode step must read, and the time that a copy of them takes.
 
-On several ranks these are the bytes of one.
+On several ranks these are the bytes of one. Where ranks divide the experts, those of one rank serve
+the tokens of all.
 
 Each weight is read once, of experts only those that serve a token: with equal chances top_k of E
 experts for each of B tokens leave E (1 - (1 - top_k / E)^B) that do. Keys and values, or latent
@@ -28,10 +29,16 @@ def bandwidth_of(gpu: Gpu) -> float:
     return COPY_BANDWIDTH.get(gpu.sku, gpu.bandwidth)
 
 
-def step_bytes(model: Decoder, batch: int, context: int, cache_dtype: torch.dtype) -> int:
-    """Bytes that a decode step of ``batch`` sequences with ``context`` tokens each must read."""
+def step_bytes(
+    model: Decoder, batch: int, context: int, cache_dtype: torch.dtype, num_others: int = 0
+) -> int:
+    """Bytes that a decode step of ``batch`` sequences with ``context`` tokens each must read.
+
+    ``num_others`` counts the sequences of other ranks, whose tokens experts of this one may serve.
+    """
     top_k = getattr(model.config, "num_experts_per_tok", 0)
-    weights = sum(_weight_bytes(layer, top_k, batch) for layer in model.layers)
+    ranks = model.divided.exchange.ranks if model.divided else 1
+    weights = sum(_weight_bytes(layer, top_k, batch + num_others, ranks) for layer in model.layers)
     weights += _size(model.head_part) + _size(model.norm) + batch * _size(model.embed[0])
     token_bytes = page_bytes(model.cache_layers, 1, cache_dtype)
     cached = sum(
@@ -41,8 +48,12 @@ def step_bytes(model: Decoder, batch: int, context: int, cache_dtype: torch.dtyp
     return int(weights + batch * cached)
 
 
-def _weight_bytes(layer: Any, top_k: int, batch: int) -> float:
-    """Bytes of a layer's weights that serve ``batch`` tokens; ``experts`` are read in part."""
+def _weight_bytes(layer: Any, top_k: int, batch: int, ranks: int) -> float:
+    """Bytes of a layer's weights that serve ``batch`` tokens; ``experts`` are read in part.
+
+    One in ``ranks`` of the experts is here. What is not a row of each of these is read whole: the
+    counts, places and corrections of the experts of all ranks.
+    """
     total = 0.0
     for one in fields(layer):
         value = getattr(layer, one.name)
@@ -50,8 +61,9 @@ def _weight_bytes(layer: Any, top_k: int, batch: int) -> float:
             total += sum(map(_size, _tensors(value)))
             continue
         for tensor in value.values():
-            count = len(tensor)
-            total += _size(tensor) * (1 - (1 - top_k / count) ** batch)
+            is_whole = len(tensor) != len(value["w1"])
+            part = 1 if is_whole else 1 - (1 - top_k / (ranks * len(tensor))) ** batch
+            total += _size(tensor) * part
     return total
 
 

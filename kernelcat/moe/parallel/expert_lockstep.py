@@ -12,10 +12,13 @@ places, the weights of one layer before a step.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
 
-from kernelcat.errors import RankFailed
+from kernelcat.errors import KernelcatError, RankFailed
 from kernelcat.moe.engine.engine import Decode, Engine, Planned, RequestOutput
 from kernelcat.moe.engine.request import FinishReason, describe
 from kernelcat.moe.engine.settings import EngineSettings
@@ -26,6 +29,14 @@ from kernelcat.moe.parallel.expert_load import ExpertLoad
 from kernelcat.moe.parallel.expert_moves import move
 from kernelcat.moe.parallel.expert_placement import Counts, evened
 from kernelcat.moe.parallel.expert_statistics import ExpertStatistics
+from kernelcat.moe.profile import (
+    StepProfile,
+    profile_of,
+    recorded,
+    take_step,
+    take_steps,
+    writing,
+)
 
 
 class LockstepEngine(Engine):
@@ -107,6 +118,59 @@ class LockstepEngine(Engine):
         if not isinstance(error, RankFailed):
             self._exchange.fail(message)
         return self._end_all(FinishReason.ERROR, message)
+
+    # ---- recorded steps -------------------------------------------------------------------------
+
+    def profile(
+        self, prompts: Sequence[Sequence[int]], batch: int, trace: Path, num_steps: int
+    ) -> StepProfile | None:
+        """Records ``num_steps`` steps of rank 0 in which all ranks write on.
+
+        All ranks call this together, while none has work. They take the same number of steps, and
+        wait for each other before and after those that are recorded: the profiler takes long to
+        start and to stop.
+
+        Parameters
+        ----------
+        prompts : of this rank, of equal length; rank 0 has one at least
+        batch : prompts of all ranks
+        trace : the file that rank 0 writes; its name may end in .gz
+
+        Returns
+        -------
+        The summary on rank 0, None on the others.
+
+        Raises
+        ------
+        KernelcatError
+            A rank has ended, a request has failed or is refused, or the engine's context is so
+            short that one has ended. The engines of all ranks have ended then, with this reason.
+        """
+        is_recorded = self._exchange.rank == 0
+        self.wake()
+        try:
+            with writing(self, prompts) as requests:
+                while not all(
+                    self._exchange.gather(all(r.num_written for r in requests), ANSWER_S)
+                ):
+                    take_step(self)
+                with recorded(self) if is_recorded else nullcontext() as profiler:
+                    self._exchange.gather(None)
+                    seconds = take_steps(self, num_steps)
+                self._exchange.gather(None)
+            while self.has_work:
+                self.step()
+                if not self.is_healthy:
+                    raise RankFailed(self.failure)
+        except KernelcatError as error:
+            reason = self.failure or str(error)
+            self._exchange.fail(reason)
+            self._end_all(FinishReason.ERROR, reason)
+            raise
+        if profiler is None:
+            return None
+        profiler.export_chrome_trace(str(trace))
+        return profile_of(self, requests, batch, trace, num_steps, seconds)
 
     # ---- experts that change places -------------------------------------------------------------
 

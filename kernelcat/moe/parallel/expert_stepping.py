@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
 
 from kernelcat.moe.engine.engine import EngineError, RequestOutput
@@ -16,9 +17,11 @@ from kernelcat.moe.engine.statistics import Statistics
 from kernelcat.moe.parallel import expert_processes
 from kernelcat.moe.parallel.expert_statistics import ExpertStatistics
 from kernelcat.moe.parallel.router import Router
+from kernelcat.moe.profile import NUM_STEPS, StepProfile, check_file
 from kernelcat.moe.serve.engine_messages import (
     Open,
     Outputs,
+    Profile,
     ReadStatistics,
     Refused,
     Stop,
@@ -68,6 +71,7 @@ class SteppedRanks:
         self._ids = itertools.count()
         self._outputs: list[RequestOutput] = []
         self._statistics: dict[int, ExpertStatistics] = {}
+        self._profile: StepProfile | None = None
         self._reason = ""
 
     @property
@@ -130,6 +134,8 @@ class SteppedRanks:
             self._outputs += message.outputs
         elif isinstance(message, ExpertStatistics):
             self._statistics[rank] = message
+        elif isinstance(message, StepProfile):
+            self._profile = message
         elif isinstance(message, Refused) and message.request_id:
             self._end(self._requests[message.request_id])
             raise message.error
@@ -155,6 +161,31 @@ class SteppedRanks:
         while len(self._statistics) < len(self._pipes):
             self._receive()
         return ExpertStatistics.together([self._statistics[r] for r in range(len(self._pipes))])
+
+    def profile_decoding(
+        self, prompts: Sequence[Sequence[int]], trace: Path, num_steps: int = NUM_STEPS
+    ) -> StepProfile:
+        """As `kernelcat.moe.profile.profile_decoding`, of rank 0 while all ranks write on.
+
+        Prompt i is a request of rank i modulo the ranks. No other request runs. Experts that change
+        places meanwhile do so in recorded steps.
+
+        Raises
+        ------
+        KernelcatError
+            The file cannot be written.
+        EngineError
+            A rank has ended, a request has failed, or the context is so short that one has ended;
+            all processes have ended then.
+        """
+        check_file(trace)
+        self._profile = None
+        for rank, pipe in enumerate(self._pipes):
+            own = [list(prompt) for prompt in prompts[rank :: len(self._pipes)]]
+            pipe.send(Profile(own, len(prompts), trace, num_steps))
+        while self._profile is None:
+            self._receive()
+        return self._profile
 
     def close(self) -> None:
         """Ends all processes; requests that run get no further output."""

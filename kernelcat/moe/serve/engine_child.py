@@ -16,7 +16,6 @@ from multiprocessing.connection import Connection
 
 from kernelcat.errors import KernelcatError
 from kernelcat.moe.engine.engine import Engine, EngineError, RequestOutput
-from kernelcat.moe.parallel.expert_lockstep import LockstepEngine
 from kernelcat.moe.serve.engine_messages import (
     Cancel,
     FromEngine,
@@ -113,13 +112,11 @@ class EngineServer:
                 destination=message.destination,
             )
         except KernelcatError as error:
-            return self._send(Refused(message.request_id, error))
-        self._notify()
+            self._send(Refused(message.request_id, error))
+        self._notify()  # also of a refusal: the other ranks have been woken for this request
 
     def _notify(self) -> None:
         """Lets the thread that runs steps look whether there is work."""
-        if isinstance(self._engine, LockstepEngine):
-            self._engine.wake()
         with self._has_news:
             self._has_news.notify()
 
@@ -156,8 +153,10 @@ def opened(message: Open, pipe: Connection) -> EngineServer:
 
         return open_side(message.side, message.source, message.settings, tokenizer, pipe)
     if message.member is not None:
+        from kernelcat.moe.parallel.expert_server import ExpertServer
+
         member = message.member.engine(message.source, message.settings, tokenizer.decode)
-        return EngineServer(member, tokenizer, pipe)
+        return ExpertServer(member, tokenizer, pipe)
     engine = Engine(message.source.open(), message.settings, tokenizer.decode)
     return EngineServer(engine, tokenizer, pipe)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernelcat.moe.engine.engine import RequestOutput
@@ -12,6 +13,7 @@ from kernelcat.moe.engine.parameters import SamplingParameters
 from kernelcat.moe.engine.settings import EngineSettings
 from kernelcat.moe.engine.statistics import Statistics
 from kernelcat.moe.parallel.expert_member import ExpertMember
+from kernelcat.moe.profile import StepProfile
 from kernelcat.moe.source import ModelSource
 
 if TYPE_CHECKING:
@@ -82,11 +84,25 @@ class ReadStatistics:
 
 
 @dataclass(frozen=True)
+class Profile:
+    """To all ranks in lockstep: record decode steps, as `LockstepEngine.profile` does.
+
+    ``prompts`` are those of the rank, ``batch`` counts those of all ranks. The ranks begin when
+    none of them has work. Rank 0 answers with a `StepProfile`.
+    """
+
+    prompts: list[list[int]]
+    batch: int
+    trace: Path
+    num_steps: int
+
+
+@dataclass(frozen=True)
 class Stop:
     """Ends all requests, which get a last output, and then the process."""
 
 
-ToEngine = Open | Submit | Cancel | Arrived | Wake | ReadStatistics | Stop
+ToEngine = Open | Submit | Cancel | Arrived | Wake | ReadStatistics | Profile | Stop
 
 # ---- from the engine ----------------------------------------------------------------------------
 
@@ -121,4 +137,4 @@ class Wanted:
     destination: Destination
 
 
-FromEngine = Ready | Refused | Outputs | Wanted | Statistics
+FromEngine = Ready | Refused | Outputs | Wanted | Statistics | StepProfile
