@@ -36,8 +36,8 @@ wait for each other's counts."""
 GROUP_TOKENS, WORD_IDS = 64, 4
 """Tokens of which a flagged word says whether they come, and expert ids in one."""
 MAP_ROUND_US, COUNTS_US = 1.5, 3.0
-"""A thread block's two passes over the ids of as many tokens as it has threads; and its wait for the
-counts of the others, and their sums."""
+"""A thread block's two passes over the ids of as many tokens as it has threads; and its wait for
+counts of the others."""
 
 
 def _num_scales(problem: Problem) -> int:
