@@ -42,8 +42,8 @@ class Group:
     """Rank ``rank`` of ``ranks`` processes of one host, on the GPU of ``device``.
 
     All ranks make a group with the same socket ``path``, whose folder exists; then they load the
-    same programs and launch them in the same order, each behind the one before. ``watch`` is that of
-    :class:`~kernelcat.ranks.rendezvous.Rendezvous`. It is a
+    same programs and launch them in the same order, each behind the one before. ``watch`` is that
+    of :class:`~kernelcat.ranks.rendezvous.Rendezvous`. It is a
     :class:`~kernelcat.runtime.device.Device` for implementations of entries of several ranks.
 
     Raises
