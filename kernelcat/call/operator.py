@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 from weakref import WeakSet
@@ -136,10 +137,12 @@ class Op:
 
     __signature__ = documentation.OfEntry(documentation.signature)
 
-    def __init__(self, entry: Entry, pin: Pin, only: Problem | None = None) -> None:
+    def __init__(self, entry: Entry, pin: Pin, only: Problem | None = None, spare: int = 0) -> None:
         self.entry = entry
         self.pin = pin
         self._only = only
+        self._spare = spare
+        self._leaving: dict[int, Op] = {}
         self._single = len(entry.outputs) == 1
         # Each of the next four has an item for every possible number of passed inputs.
         num_absent = range(len(entry.inputs), -1, -1)
@@ -268,11 +271,26 @@ class Op:
         long as the graph is replayed.
         """
         with self._lock:
-            return [launcher for _, launcher in self._loaded.values()]
+            own = [launcher for _, launcher in self._loaded.values()]
+            return own + [each for op in self._leaving.values() for each in op.launchers()]
+
+    def leaving(self, sms: int) -> Op:
+        """This operator with kernels that are chosen and sized for ``sms`` SMs fewer.
+
+        Persistent kernels then have no thread block for these SMs, which are free for what runs
+        beside them.
+        """
+        with self._lock:
+            op = self._leaving.get(sms)
+            if op is None:
+                op = self._leaving[sms] = Op(self.entry, self.pin, spare=sms)
+            return op
 
     def forget(self) -> None:
         """Forget all launchers and choices."""
         with self._lock:
+            for op in self._leaving.values():
+                op.forget()
             self._loaded.clear()
             self._choices = None
             self.rewrap()
@@ -443,6 +461,8 @@ class Op:
         from kernelcat.runtime import launcher, workspaces
 
         load, gpu = partial(launcher.load, device=device, zeros=workspaces.cut), _gpu(device)
+        if self._spare:
+            gpu = replace(gpu, sms=max(gpu.sms - self._spare, 1))
         return build(self._known(), problem, gpu, load, ruling(problem, gpu, self.pin))
 
     def _known(self) -> Choices:

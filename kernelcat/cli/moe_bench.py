@@ -27,6 +27,7 @@ from kernelcat.cli.options import (
     rebalance_every,
     require_one_division,
     short_prompt,
+    split_tokens,
     tp,
 )
 from kernelcat.cli.output import echo, emit, save, show
@@ -131,6 +132,7 @@ class Results:
 @click.option("--peer", "peers", multiple=True, help="Also time decoding of: transformers.")
 @tp
 @ep
+@split_tokens
 @rebalance_every
 @disaggregate
 @short_prompt
@@ -379,6 +381,7 @@ def _engine(
         cache_dtype=options["cache_dtype"],
         speculation=Speculation(options["drafts"]) if options["drafts"] else None,
         host_cache_bytes=options["host_cache"],
+        split_tokens=options["split_tokens"],
     )
     if model is None:
         ranks = SteppedRanks(source, settings, options["ep"], options["rebalance_every"])

@@ -38,6 +38,13 @@ ep = click.option(
     show_default=True,
     help="GPUs (or, on a CPU, processes) that divide the experts.",
 )
+split_tokens = click.option(
+    "--split-tokens",
+    type=click.IntRange(0),
+    metavar="TOKENS",
+    help="With --tp or --ep: steps of as many tokens are computed in halves, so that exchanges "
+    "overlap with products; 0: none.  [default: 4096, none with --ep 2]",
+)
 rebalance_every = click.option(
     "--rebalance-every",
     default=0,

@@ -11,16 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from kernelcat.moe.batch import Batch
-from kernelcat.moe.ops import on
+from kernelcat.moe.ops import leaving, on
+from kernelcat.moe.parallel.halves import REDUCE_SMS
 from kernelcat.moe.weights import Weights, stack
 
 if TYPE_CHECKING:
     from kernelcat.moe.model import Decoder
+    from kernelcat.moe.parallel.exchange import Exchange
 
 Tensors = tuple[torch.Tensor, ...]
 Names = tuple[str, str, str]
@@ -154,8 +157,35 @@ def output(
         x = ops.gemm(attn, o.weight, o.bias, x)
         a = model.normalized(x, o.norm)
     else:
-        x, a = model.exchange.all_reduce_norm(ops.gemm(attn, o.weight, o.bias), x, o.norm, eps)
+        x, a = _summed(model, model.exchange, o, attn, x)
     return x, a, None if o.router is None else ops.gemm(a, o.router, o.router_bias)
+
+
+def _summed(
+    model: Decoder, exchange: Exchange, o: Output, attn: torch.Tensor, x: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x + the output projections of all ranks, and its norm.
+
+    The sums of the first of two halves travel beside the product of the second.
+    """
+    gemm, halves, eps = model.ops.gemm, model.halves, model.config.rms_norm_eps
+    first = 0 if halves is None else halves.first(len(x))
+    if halves is None or not first:
+        return exchange.all_reduce_norm(gemm(attn, o.weight, o.bias), x, o.norm, eps)
+    out = torch.empty_like(x), torch.empty_like(x)
+    beside = leaving(gemm, spare) if (spare := halves.spare(REDUCE_SMS)) else gemm
+
+    def sums(tokens: slice, y: torch.Tensor) -> None:
+        part = out[0][tokens], out[1][tokens]
+        exchange.all_reduce_norm(y, x[tokens], o.norm, eps, part)
+
+    early, late = slice(first), slice(first, None)
+    y = gemm(attn[early], o.weight, o.bias)
+    mark = halves.beside.mark()
+    later = beside(attn[late], o.weight, o.bias)
+    halves.start(partial(sums, early, y), REDUCE_SMS, mark)()  # y lives until both streams meet
+    sums(late, later)
+    return out
 
 
 @dataclass(frozen=True)
@@ -214,7 +244,7 @@ def mixture(
     routing : axes of `moe_mlp`
     """
     if model.divided is not None:
-        return model.divided(a, logits, experts, x, shared, batch.is_added, **routing)
+        return model.divided(a, logits, experts, x, shared, batch.is_added, model.halves, **routing)
 
     def product(residual: torch.Tensor | None) -> torch.Tensor:
         residual = residual if shared is None else shared(residual)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kernelcat.moe.ops import activation_type, launchers_of
+from kernelcat.moe.ops import activation_type, launchers_of, leaving
 
 
 class Maps(NamedTuple):
@@ -66,16 +66,39 @@ class GroupedExperts:
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
         """What the experts that ``maps`` name make of the rows of x, added up by row."""
-        shared: dict[str, Any] = {
-            "tokens": len(x), "top_k": top_k, "packing": packing, "dtype": activation_type(x.dtype)
-        }  # fmt: skip
-        h = self.product(
-            x, w1, maps.offsets, maps.order, w_scale=w1_scale, bias=bias1, gather=True,
-            activation=activation, **shared,
+        h = self.first(
+            x, maps, w1=w1, top_k=top_k, activation=activation, packing=packing, w1_scale=w1_scale,
+            bias1=bias1,
         )  # fmt: skip
-        y: torch.Tensor = self.product(
+        return self.second(
+            h, maps, w2=w2, top_k=top_k, packing=packing, w2_scale=w2_scale, bias2=bias2,
+            residual=residual,
+        )  # fmt: skip
+
+    def first(
+        self, x: torch.Tensor, maps: Maps, *, w1: torch.Tensor, top_k: int, activation: str,
+        packing: str = "rows", w1_scale: torch.Tensor | None = None,
+        bias1: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """The first product of `products`: a row for each assignment."""
+        h: torch.Tensor = self.product(
+            x, w1, maps.offsets, maps.order, w_scale=w1_scale, bias=bias1, gather=True,
+            activation=activation, tokens=len(x), top_k=top_k, packing=packing,
+            dtype=activation_type(x.dtype),
+        )  # fmt: skip
+        return h
+
+    def second(
+        self, h: torch.Tensor, maps: Maps, *, w2: torch.Tensor, top_k: int, packing: str = "rows",
+        w2_scale: torch.Tensor | None = None, bias2: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None, spare: int = 0,
+    ) -> torch.Tensor:  # fmt: skip
+        """The second product of `products`; it leaves ``spare`` SMs to others."""
+        product = leaving(self.product, spare) if spare else self.product
+        y: torch.Tensor = product(
             h, w2, maps.offsets, maps.order, w_scale=w2_scale, bias=bias2, position=maps.position,
-            gates=maps.gates, residual=residual, **shared,
+            gates=maps.gates, residual=residual, tokens=len(maps.gates), top_k=top_k,
+            packing=packing, dtype=activation_type(h.dtype),
         )  # fmt: skip
         return y
 

@@ -19,6 +19,7 @@ from kernelcat.moe.weights import Weights
 if TYPE_CHECKING:
     from kernelcat.moe.parallel.exchange import Exchange
     from kernelcat.moe.parallel.expert_layer import DividedExperts
+    from kernelcat.moe.parallel.halves import Halves
 
 
 class Decoder(ABC):
@@ -38,10 +39,12 @@ class Decoder(ABC):
     cos_sin : (max_positions, rotary_dim) float32
     layers : weights of each layer
     divided : the experts, if ranks hold some of each layer; None where this process holds all
+    halves : divides steps of many tokens, so that exchanges overlap with products; None for never
     """
 
     config_type: ClassVar[type[Config]]
     divided: DividedExperts | None = None
+    halves: Halves | None = None
 
     def __init__(
         self,

@@ -76,6 +76,11 @@ def launchers_of(*calls: Any) -> list[Any]:
     return [each for call in calls if hasattr(call, "launchers") for each in call.launchers()]
 
 
+def leaving(call: Call, sms: int) -> Call:
+    """``call`` with launches that leave ``sms`` SMs to others; what is no kernel takes none."""
+    return call.leaving(sms) if hasattr(call, "leaving") else call
+
+
 def activation_type(dtype: torch.dtype) -> str:
     """The name of the 16-bit element type that ``dtype`` is, or that float32 stands for."""
     return "float16" if dtype == torch.float16 else "bfloat16"

@@ -42,8 +42,8 @@ class Group:
     """Rank ``rank`` of ``ranks`` processes of one host, on the GPU of ``device``.
 
     All ranks make a group with the same socket ``path``, whose folder exists; then they load the
-    same programs and launch them in the same order, on one stream each. ``watch`` and ``slowness``
-    are those of :class:`~kernelcat.ranks.rendezvous.Rendezvous`. It is a
+    same programs and launch them in the same order, each behind the one before. ``watch`` and
+    ``slowness`` are those of :class:`~kernelcat.ranks.rendezvous.Rendezvous`. It is a
     :class:`~kernelcat.runtime.device.Device` for implementations of entries of several ranks.
 
     Raises
@@ -97,9 +97,15 @@ class Group:
         return self._bind(*self._load(implementation, problem, config))
 
     def launcher(
-        self, implementation: Implementation, problem: Problem, config: Config
+        self,
+        implementation: Implementation,
+        problem: Problem,
+        config: Config,
+        sms: int | None = None,
     ) -> Launcher:
         """Build a configuration on every rank; the launcher takes addresses of this rank's parts.
+
+        ``sms`` is the number of SMs for which launches are sized; None for all of the GPU.
 
         Raises
         ------
@@ -110,7 +116,7 @@ class Group:
         CompileError, LaunchError, MissingDependency
             This rank failed; the others raise ``RankFailed``.
         """
-        return self._load(implementation, problem, config)[0]
+        return self._load(implementation, problem, config, sms)[0]
 
     def try_load(
         self, implementation: Implementation, problem: Problem, config: Config
@@ -131,24 +137,37 @@ class Group:
         """As :meth:`load`, on this rank only: for kernels that wait for no other rank."""
         return self._bind(*self._prepare(implementation, problem, config))
 
-    def _load(self, implementation: Implementation, problem: Problem, config: Config) -> Loaded:
+    def _load(
+        self,
+        implementation: Implementation,
+        problem: Problem,
+        config: Config,
+        sms: int | None = None,
+    ) -> Loaded:
         """Build a configuration on every rank; raises what :meth:`launcher` raises."""
         entry = catalog.entry(implementation.entry)
         if entry.ranks is None or problem[entry.ranks] != self.ranks:
             raise InvalidArgument(f"{entry.name} {problem} is not for {self.ranks} ranks")
         try:
-            loaded = self._prepare(implementation, problem, config)
+            loaded = self._prepare(implementation, problem, config, sms)
         except KernelcatError as error:
             self.rendezvous.fail(str(error))
             raise
-        self._agree("loads", f"{implementation.name} {problem} {config}")
+        self._agree("loads", f"{implementation.name} {problem} {config} {sms or self.gpu.sms}")
         return loaded
 
-    def _prepare(self, implementation: Implementation, problem: Problem, config: Config) -> Loaded:
+    def _prepare(
+        self,
+        implementation: Implementation,
+        problem: Problem,
+        config: Config,
+        sms: int | None = None,
+    ) -> Loaded:
         """Build a configuration on this rank."""
         entry = catalog.entry(implementation.entry)
         addresses = [window.address for window in self.windows]
-        program = implementation.program(problem, config, self.gpu)
+        part = self.gpu if sms is None else replace(self.gpu, sms=sms)
+        program = implementation.program(problem, config, part)
         peers = mapped_pointers(program)
         program = filled(program, self.rank, addresses)
         find = partial(code.of_source, arch=self.gpu.arch, device=self.device.index)

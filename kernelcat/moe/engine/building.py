@@ -22,6 +22,8 @@ from kernelcat.moe.engine.scheduler import Scheduler
 from kernelcat.moe.engine.settings import BATCH_SIZES, EngineSettings
 from kernelcat.moe.engine.step_sizes import StepSizes
 from kernelcat.moe.model import Decoder
+from kernelcat.moe.parallel.beside import Beside
+from kernelcat.moe.parallel.halves import Halves, split_tokens
 from kernelcat.moe.parallel.messages import Build
 
 RESERVED_BYTES = 3 * GIB
@@ -56,6 +58,8 @@ def build(
         exchange.prepare()
         if exchange.followers is not None:
             exchange.tell(Build(settings))
+        tokens = split_tokens(settings.split_tokens, exchange.ranks, model.divided is not None)
+        model.halves = Halves(exchange, Beside(model.device), tokens)
     limits = _limits(model, settings.limits)
     is_cuda = model.device.type == "cuda"
     batches = settings.batch_sizes

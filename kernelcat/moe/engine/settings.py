@@ -34,6 +34,8 @@ class EngineSettings:
     batch_sizes : batches to which decode steps are padded, each a CUDA graph; () for no padding and
         no graphs; None for `BATCH_SIZES` on a GPU and () on a CPU
     has_graphs : whether padded decode steps are CUDA graphs; False to launch each kernel
+    split_tokens : on several ranks steps of as many tokens are computed in halves, so that
+        exchanges overlap with products; 0 for never, None for where it should pay
     is_lockstep : whether this engine is one of several ranks that run steps of one size together
 
     Raises
@@ -55,6 +57,7 @@ class EngineSettings:
     is_overlapped: bool | None = None
     batch_sizes: tuple[int, ...] | None = None
     has_graphs: bool = True
+    split_tokens: int | None = None
     is_lockstep: bool = False
 
     def __post_init__(self) -> None:
@@ -65,6 +68,8 @@ class EngineSettings:
                 f"host_cache_bytes={self.host_cache_bytes} must not be negative, and "
                 f"min_fetch={self.min_fetch} must be positive"
             )
+        if (self.split_tokens or 0) < 0:
+            raise InvalidArgument(f"split_tokens={self.split_tokens} must not be negative")
         if self.host_cache_bytes and not self.has_prefix_cache:
             raise InvalidArgument("host_cache_bytes needs the prefix cache")
         sizes = self.batch_sizes or ()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +18,17 @@ from kernelcat.call.choice import choose
 from kernelcat.catalog.cost_model import least_estimate
 from kernelcat.catalog.implementation import Config, Implementation
 from kernelcat.catalog.spec import Entry, Problem
-from kernelcat.errors import KernelcatError, RankFailed
+from kernelcat.errors import KernelcatError, RankFailed, Unsupported
 from kernelcat.moe.parallel.exchange import Exchange, Tensors
 from kernelcat.ranks import shares
 from kernelcat.ranks.group import Group
 from kernelcat.ranks.rendezvous import Watch
 from kernelcat.runtime.device import CudaDevice
+from kernelcat.runtime.gpu import Gpu
 from kernelcat.runtime.launcher import Launcher
 
+SM_BLOCKS = 2
+"""Thread blocks of an exchange that an SM takes."""
 REASON_S = 0.1
 """Seconds in which a rank that a kernel missed may say why it has failed."""
 
@@ -31,10 +36,12 @@ REASON_S = 0.1
 class DeviceExchange(Exchange):
     """Rank ``rank`` of ``ranks`` processes that meet at the socket ``path``, on a GPU of each.
 
-    Kernels run on torch's current stream, which is the same one in all calls, and may be captured
-    in CUDA graphs. The first call with new shapes prepares a kernel on all ranks: capture a step
-    that has run once. The kernel is the one that the database or, where nothing was measured, the
-    least estimate names; rank 0 chooses for all.
+    Kernels run on torch's current stream, one after another in all calls: who calls on several
+    streams lets each wait for the one before. They may be captured in CUDA graphs. The first call
+    with new shapes prepares a kernel on all ranks: capture a step that has run once. The kernel is
+    the one that the database or, where nothing was measured, the least estimate names; rank 0
+    chooses for all. `within` few SMs it is the one with the least estimate of those whose thread
+    blocks fit.
 
     Raises
     ------
@@ -53,7 +60,7 @@ class DeviceExchange(Exchange):
     def _run(self, name: str, inputs: Tensors, out: Tensors, axes: Mapping[str, Any]) -> None:
         tensors = (*inputs, *out)
         kinds = [None if t is None else (t.shape, t.stride(), t.dtype) for t in tensors]
-        key = (name, *kinds, *axes.items())
+        key = (name, self.sms, *kinds, *axes.items())
         launch = self._launchers.get(key)
         if launch is None:
             launch = self._launchers[key] = self._prepare(name, inputs, out, axes)
@@ -73,7 +80,7 @@ class DeviceExchange(Exchange):
         chosen = None
         if self.rank == 0:
             try:
-                implementation, config = best(entry, problem, self.group)
+                implementation, config = best(entry, problem, self.group, self.sms)
             except KernelcatError as error:
                 self.fail(str(error))
                 raise
@@ -81,7 +88,7 @@ class DeviceExchange(Exchange):
             chosen = implementation.language, implementation.variant, dict(config)
         language, variant, values = self.broadcast(chosen)
         implementation = catalog.implementation(name, language, variant)
-        return self.group.launcher(implementation, problem, Config(values))
+        return self.group.launcher(implementation, problem, Config(values), self.sms)
 
     def check(self) -> None:
         if not self._failure and (missing := self.group.missing()) is not None:
@@ -100,13 +107,18 @@ class DeviceExchange(Exchange):
         super()._leave()
 
 
-def best(entry: Entry, problem: Problem, group: Group) -> tuple[Implementation, Config]:
+def best(
+    entry: Entry, problem: Problem, group: Group, sms: int | None = None
+) -> tuple[Implementation, Config]:
     """The implementation and configuration that serve a problem of several ranks on these GPUs.
 
-    What was measured on such GPUs decides; where nothing was, the least estimate does.
+    What was measured on such GPUs decides; where nothing was, the least estimate does. With ``sms``
+    the least estimate decides among those whose thread blocks run at once on so many SMs.
 
     Raises ``Unsupported`` where no implementation serves.
     """
+    if sms is not None:
+        return _best_within(entry, problem, replace(group.gpu, sms=sms))
     rows, refuted = evidence.of_entry(entry.name)
     decision = choose(entry, problem, group.machine, rows, refuted=refuted)
     if decision.why != "default":
@@ -116,5 +128,26 @@ def best(entry: Entry, problem: Problem, group: Group) -> tuple[Implementation, 
         for implementation in catalog.implementations(entry.name)
         if (least := least_estimate(implementation, problem, group.gpu)) is not None
     ]
+    _, config, implementation = min(offers, key=lambda offer: offer[0])
+    return implementation, config
+
+
+def _best_within(entry: Entry, problem: Problem, part: Gpu) -> tuple[Implementation, Config]:
+    """The least estimate of what leaves all SMs but those of ``part`` of a GPU to others.
+
+    Launches whose thread blocks need not run at once must fit too: they would take other SMs.
+    """
+    offers = [
+        (implementation.estimate(problem, config, part), config, implementation)
+        for implementation in catalog.implementations(entry.name)
+        for config in implementation.legal(problem, part)
+        if implementation.unpromising(config, problem, part) is None
+        and all(
+            prod(step.grid) <= SM_BLOCKS * part.sms
+            for step in implementation.program(problem, config, part).steps
+        )
+    ]
+    if not offers:
+        raise Unsupported(f"{entry.name}: no launch of {problem} fits on {part.sms} SMs")
     _, config, implementation = min(offers, key=lambda offer: offer[0])
     return implementation, config

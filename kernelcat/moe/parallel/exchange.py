@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -60,16 +61,27 @@ class Exchange(ABC):
     Attributes
     ----------
     followers : the processes of the other ranks, where this process has started them
+    sms : SMs of each GPU that an exchange may take; None for all
     """
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self.rendezvous = rendezvous
         self.rank, self.ranks = rendezvous.rank, rendezvous.ranks
         self.followers: Followers | None = None
+        self.sms: int | None = None
         self._has_started = False
         self._failure = ""
 
     # ---- tensors --------------------------------------------------------------------------------
+
+    @contextmanager
+    def within(self, sms: int) -> Iterator[None]:
+        """Exchanges take at most ``sms`` SMs of each GPU, on all ranks, and are slower for it."""
+        self.sms = sms
+        try:
+            yield
+        finally:
+            self.sms = None
 
     def run(self, name: str, inputs: Tensors, out: Tensors, **axes: Any) -> None:
         """Compute the entry ``name`` of several ranks; the host does not wait for a GPU.
@@ -111,12 +123,20 @@ class Exchange(ABC):
         return out
 
     def all_reduce_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        out: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`all_reduce`, and the RMSNorm of its rows with ``eps`` and ``weight`` (hidden,)."""
-        out, normed = torch.empty_like(x), torch.empty_like(x)
-        self.run("all_reduce", (x, residual, weight), (out, normed), eps=eps)
-        return out, normed
+        """`all_reduce`, and the RMSNorm of its rows with ``eps`` and ``weight`` (hidden,).
+
+        ``out`` gets both; None for new tensors.
+        """
+        summed, normed = out or (torch.empty_like(x), torch.empty_like(x))
+        self.run("all_reduce", (x, residual, weight), (summed, normed), eps=eps)
+        return summed, normed
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """Few numbers of all ranks, int32 (rows, ranks, n), of each rank's x (rows, n).
@@ -177,6 +197,7 @@ class Exchange(ABC):
         expert_ids: torch.Tensor,
         local_experts: int,
         residual: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """The sums of a token's experts on all ranks, on its own rank: `moe_combine`.
 
@@ -185,8 +206,10 @@ class Exchange(ABC):
         sums : (ranks * tokens, hidden), weighted sums of this rank's experts for the rows that came
         row_of, expert_ids : those of the dispatch
         residual : (tokens, hidden) of this rank's tokens, added first
+        out : (tokens, hidden) for the result; None for a new tensor
         """
-        out = sums.new_empty((len(expert_ids), sums.shape[1]))
+        if out is None:
+            out = sums.new_empty((len(expert_ids), sums.shape[1]))
         self.run(
             "moe_combine", (sums, row_of, expert_ids, residual), (out,),
             local_experts=local_experts,

@@ -13,6 +13,10 @@ So a token's sum has a fixed order that follows from where its experts are: the 
 left to right, then the ranks. Experts that move may change the last bits, other requests cannot.
 Tokens that were added to fill a size come to no rank.
 
+Many tokens go in two halves (`Halves`): the second half travels to its experts beside the first
+half's product with W2, and the first half's sums travel back beside the second half's. Halves
+change no sum, since each row is computed by itself.
+
 Source: Lepikhin et al., "GShard", 2020; DeepSeek-AI, "DeepSeek-V3 technical report", 2024.
 """
 
@@ -28,7 +32,8 @@ import torch
 from kernelcat.moe.grouped_experts import GroupedExperts, Maps
 from kernelcat.moe.ops import launchers_of
 from kernelcat.moe.parallel.beside import Beside
-from kernelcat.moe.parallel.exchange import Exchange
+from kernelcat.moe.parallel.exchange import Dispatched, Exchange
+from kernelcat.moe.parallel.halves import EXPERT_SMS, Halves
 
 PLACES, NUM_SERVED = "places", "num_served"
 """Names in a layer's experts: int32 (experts,) the place of each expert, absent while expert e is
@@ -54,7 +59,7 @@ class DividedExperts:
     def __call__(
         self, a: torch.Tensor, logits: torch.Tensor | None, experts: Mapping[str, torch.Tensor],
         x: torch.Tensor, shared: Callable[[torch.Tensor], torch.Tensor] | None = None,
-        is_added: torch.Tensor | None = None, *,
+        is_added: torch.Tensor | None = None, halves: Halves | None = None, *,
         top_k: int, activation: str, act_dtype: str, packing: str = "rows", **routing: Any,
     ) -> torch.Tensor:  # fmt: skip
         """x + the weighted sums of all experts of the rows of a (tokens, hidden).
@@ -65,6 +70,7 @@ class DividedExperts:
             and `NUM_SERVED` name
         shared : what a shared expert makes of x, beside the others; None without one
         is_added : bool (tokens, 1), tokens that no expert serves; None for none
+        halves : divides many tokens; None for never
         routing : axes of `moe_route`
         """
         weights = dict(experts)
@@ -77,17 +83,108 @@ class DividedExperts:
             ids = places.index_select(0, ids.flatten()).view_as(ids)
         if is_added is not None:
             ids = ids.masked_fill(is_added, -1)
-        local = len(weights["w1"])
-        came = self.exchange.dispatch(a, ids, gates, local)
-        if num_served is not None:
-            num_served += came.offsets
-        sums = self.grouped.products(
-            came.rows, Maps(came.gates, came.offsets, came.order, came.position),
-            top_k=top_k, activation=activation, packing=packing, **weights,
+        parts = _Parts(
+            self, a, ids, gates, num_served,
+            {"top_k": top_k, "packing": packing},
+            {"activation": activation, **_named(weights, "1")}, _named(weights, "2"),
         )  # fmt: skip
+        if halves is not None and (first := halves.first(len(a))):
+            return self._in_halves(parts, halves, first, x, residual)
+        whole = slice(None)
+        came = parts.dispatch(whole)
+        sums = parts.second(parts.first(came), came)
+        return parts.combine(whole, sums, came, x if residual is None else residual())
+
+    def _in_halves(
+        self,
+        parts: _Parts,
+        halves: Halves,
+        first: int,
+        x: torch.Tensor,
+        residual: Callable[[], torch.Tensor] | None,
+    ) -> torch.Tensor:
+        """The layer whose first half has ``first`` tokens.
+
+        What one stream has made and the other one reads has a name here, and so lives until both
+        have met.
+        """
+        early, late = slice(first), slice(first, None)
+        spare = halves.spare(EXPERT_SMS)
+        out = torch.empty_like(x)
+        came = parts.dispatch(early)
+        h = parts.first(came)
+        mark = halves.beside.mark()
+        sums = parts.second(h, came, spare)
+        later_came = halves.start(partial(parts.dispatch, late), EXPERT_SMS, mark)()
+        later_h = parts.first(later_came)
         x = x if residual is None else residual()
-        return self.exchange.combine(sums, came.row_of, ids, local, x)
+        mark = halves.beside.mark()
+        later_sums = parts.second(later_h, later_came, spare)
+        halves.start(partial(parts.combine, early, sums, came, x, out), EXPERT_SMS, mark)()
+        parts.combine(late, later_sums, later_came, x, out)
+        return out
 
     def launchers(self) -> list[Any]:
         """What `Decoder.launchers` collects."""
         return launchers_of(self.grouped, self.exchange)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """The steps of a layer for some of its tokens, which ``tokens`` selects.
+
+    ``weights1`` and ``weights2`` are arguments of the two products by name, ``shared`` those of
+    both.
+    """
+
+    layer: DividedExperts
+    a: torch.Tensor
+    ids: torch.Tensor
+    gates: torch.Tensor
+    num_served: torch.Tensor | None
+    shared: Mapping[str, Any]
+    weights1: Mapping[str, Any]
+    weights2: Mapping[str, Any]
+
+    @property
+    def local(self) -> int:
+        return len(self.weights1["w1"])
+
+    def dispatch(self, tokens: slice) -> Dispatched:
+        came = self.layer.exchange.dispatch(
+            self.a[tokens], self.ids[tokens], self.gates[tokens], self.local
+        )
+        if self.num_served is not None:
+            self.num_served.add_(came.offsets)
+        return came
+
+    def first(self, came: Dispatched) -> torch.Tensor:
+        return self.layer.grouped.first(came.rows, _maps(came), **self.weights1, **self.shared)
+
+    def second(self, h: torch.Tensor, came: Dispatched, spare: int = 0) -> torch.Tensor:
+        return self.layer.grouped.second(
+            h, _maps(came), **self.weights2, **self.shared, spare=spare
+        )
+
+    def combine(
+        self,
+        tokens: slice,
+        sums: torch.Tensor,
+        came: Dispatched,
+        x: torch.Tensor,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """x + the sums, for the rows of x and of ``out`` that are the tokens."""
+        return self.layer.exchange.combine(
+            sums, came.row_of, self.ids[tokens], self.local, x[tokens],
+            None if out is None else out[tokens],
+        )  # fmt: skip
+
+
+def _maps(came: Dispatched) -> Maps:
+    return Maps(came.gates, came.offsets, came.order, came.position)
+
+
+def _named(weights: Mapping[str, torch.Tensor], number: str) -> dict[str, torch.Tensor]:
+    """Those of ``weights`` that product ``number`` takes: w1, w1_scale, bias1."""
+    return {name: w for name, w in weights.items() if number in name}

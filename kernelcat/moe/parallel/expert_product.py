@@ -7,7 +7,7 @@ tiles for ``ranks`` times the rows of an expert, and multiplies empty ones.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import kernelcat
@@ -27,12 +27,14 @@ from kernelcat.runtime.gpu import Gpu
 class PartialProduct:
     """The operator ``product`` (`moe_gemm`) for arrays of which one row in ``ranks`` is served.
 
-    ``chosen`` are operators of one kernel each, by the sizes of the call.
+    ``chosen`` are operators of one kernel each, by the sizes of the call, which leave ``spare`` SMs
+    to others.
     """
 
     product: Any
     ranks: int
     chosen: dict[Any, Op] = field(default_factory=dict)
+    spare: int = 0
 
     def __call__(self, a: Any, w: Any, *args: Any, tokens: int, **named: Any) -> Any:
         """As `moe_gemm`, whose arguments these are."""
@@ -51,7 +53,13 @@ class PartialProduct:
                 variant=implementation.variant,
                 config=config,
             )
+        if self.spare:
+            op = op.leaving(self.spare)
         return op(a, w, *args, tokens=tokens, **named)
+
+    def leaving(self, sms: int) -> PartialProduct:
+        """The same kernels with launches that leave ``sms`` SMs to others."""
+        return replace(self, spare=sms)
 
     def launchers(self) -> list[Any]:
         """What `Decoder.launchers` collects."""

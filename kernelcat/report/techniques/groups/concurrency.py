@@ -129,9 +129,14 @@ GROUP = Group(
         ),
         Technique(
             "Compute and communication overlap",
-            "Parts of a product are sent to other GPUs while the rest is computed.",
+            "Parts of a product are sent to other GPUs while the rest is computed. Long steps are "
+            "computed in halves, with some SMs for exchanges and the others for products.",
             "Wang et al., Overlap Communication with Dependent Computation (ASPLOS, 2023)",
-            not_yet="models run on one GPU.",
+            (
+                Test("tests/test_moe_halves.py::test_halves_of_a_layer_have_the_bits_of_the_whole"),
+                Test("tests/test_moe_halves_gpu.py::test_an_exchange_runs_beside_a_product"),
+            ),
+            modules=("kernelcat/moe/parallel/halves.py",),
         ),
         Technique(
             "NCCL collectives",

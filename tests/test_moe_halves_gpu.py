@@ -1,0 +1,105 @@
+"""Halves of steps on several GPUs: what overlaps, on a timeline and in time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernelcat.moe.parallel.halves import EXPERT_RANKS
+from kernelcat.runtime import driver
+
+RANK = Path(__file__).parent / "ranks_overlap.py"
+LAYERS = ("experts", "projection 2880", "projection 7168")
+MOST_ERROR = 0.01
+"""Of the norm of a result: halves may have other tiles, which round in another order."""
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What rank 0 prints; ranks are the GPUs of this machine, 2, 4 or 8."""
+    if driver.count() < 2:
+        pytest.skip("needs two GPUs")
+    ranks = 1 << min(driver.count(), 8).bit_length() - 1
+    folder = tmp_path_factory.mktemp("ranks")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, RANK, *map(str, (rank, ranks, folder))],
+            stdout=subprocess.PIPE, text=True,
+        )
+        for rank in range(ranks)
+    ]  # fmt: skip
+    try:
+        texts = [process.communicate(timeout=300)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    found: dict[str, Any] = json.loads(texts[0].splitlines()[-1])
+    return {**found, "ranks": ranks}
+
+
+def overlaps(kernels: list[dict[str, Any]]) -> list[tuple[str, str, float]]:
+    """Kernels of different streams that ran at one time, and for how many microseconds."""
+    found = []
+    for i, a in enumerate(kernels):
+        for b in kernels[i + 1 :]:
+            us = min(a["end"], b["end"]) - max(a["start"], b["start"])
+            if a["stream"] != b["stream"] and us > 0:
+                found.append((a["name"], b["name"], us))
+    return found
+
+
+def test_times_and_timelines(measured: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    """Prints what was measured, for docs/measured.md."""
+    with capsys.disabled():
+        print(f"\n{measured['ranks']} x {measured['gpu']}, 8,192 tokens a rank")
+        for name, result in measured["layers"].items():
+            whole = result["times"]["whole"]
+            print(f"\n{name}")
+            for way, ms in result["times"].items():
+                error = result["errors"][way]
+                print(f"  {way:24} {1e3 * ms:8.1f} us  {whole / ms:.3f} x  error {error:.1e}")
+            for way, kernels in result["timelines"].items():
+                print(f"  timeline, {way} (stream, start and end in us)")
+                for kernel in kernels:
+                    start, end, text = kernel["start"], kernel["end"], kernel["name"][:70]
+                    print(f"    {kernel['stream']:4} {start:9.1f} {end:9.1f}  {text}")
+            total = sum(us for _, _, us in overlaps(result["timelines"]["halves"]))
+            print(f"  overlap {total:.1f} us")
+    assert set(measured["layers"]) == set(LAYERS)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_an_exchange_runs_beside_a_product(name: str, measured: dict[str, Any]) -> None:
+    result = measured["layers"][name]
+    assert sum(us for _, _, us in overlaps(result["timelines"]["halves"])) > 10
+    assert not overlaps(result["timelines"]["whole"])
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_halves_are_right(name: str, measured: dict[str, Any]) -> None:
+    result = measured["layers"][name]
+    assert max(result["errors"].values()) < MOST_ERROR
+    assert result["is_replayed"]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_halves_that_overlap_take_less_time_than_in_sequence(
+    name: str, measured: dict[str, Any]
+) -> None:
+    times = measured["layers"][name]["times"]
+    assert times["halves"] < times["halves in sequence"]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_halves_take_less_time_than_the_whole(name: str, measured: dict[str, Any]) -> None:
+    times, ranks = measured["layers"][name]["times"], measured["ranks"]
+    if name == "experts" and ranks < EXPERT_RANKS:
+        pytest.skip(f"halves are the default from {EXPERT_RANKS} ranks on")
+    assert times["halves"] < times["whole"]
