@@ -1,4 +1,8 @@
-"""`lm_head` in Triton: all logits and a search (naive), or the first tokens of tiles, merged."""
+"""`lm_head` in Triton: all logits and a search (naive), or the first tokens of tiles, merged.
+
+`tiled` multiplies up to 64 rows of x at a time, `wide` 128 or 256: w is then read once where
+`tiled` reads it again for every 64 rows.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ NAIVE_BLOCK_V, NAIVE_BLOCK_K, NAIVE_BLOCK = 32, 128, 1024
 
 
 MIN_BLOCK_T, MAX_BLOCK_T = 16, 64
-"""Rows of x that tensor cores multiply at a time, at least and at most."""
+"""Rows of x that a tile of `tiled` has, at least and at most."""
 MAX_FOUND, MANY_FOUND = 32768, 16384
 """Tokens that the merge of a row holds in registers: at most; without spills."""
 
@@ -29,6 +33,18 @@ SPACE = {
     "stages": (3, 4, 6),
 }
 """block_v x block_k : the tile of w that is loaded at a time"""
+WIDE_SPACE = {
+    "block_t": (128, 256),
+    "block_v": (128, 256),
+    "block_k": (64, 128),
+    "warps": (8,),
+    "stages": (3, 4),
+}
+"""block_t : rows of x in a tile; the others as in :data:`SPACE`"""
+MAX_SUMS = 128
+"""Sums of a thread: more do not fit into its registers."""
+TENSOR_SHARE = 0.6
+"""Part of the tensor cores' rate that tiles of 128 x 256 reach."""
 
 ROUND_US = 0.4
 """Finding the first token of a tile, which overlaps with the loads of other programs by half."""
@@ -69,8 +85,10 @@ def _naive(problem: Problem, config: Config, gpu: Gpu) -> Program:
     return Program((score, take), {"scores": 4 * tokens * vocab})
 
 
-def _block_t(problem: Problem) -> int:
+def _block_t(problem: Problem, config: Config) -> int:
     """Rows of x in a tile."""
+    if "block_t" in config:
+        return int(config["block_t"])
     return min(max(next_power_of_two(problem["tokens"]), MIN_BLOCK_T), MAX_BLOCK_T)
 
 
@@ -84,7 +102,11 @@ def _num_found(problem: Problem, config: Config) -> int:
 
 
 def _tiled(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    tokens, found, block_t = problem["tokens"], _num_found(problem, config), _block_t(problem)
+    tokens, found, block_t = (
+        problem["tokens"],
+        _num_found(problem, config),
+        _block_t(problem, config),
+    )
     if not tokens:
         return Program(())
     score = triton.step(
@@ -117,7 +139,7 @@ def _tiled(problem: Problem, config: Config, gpu: Gpu) -> Program:
 
 
 def _stage_bytes(problem: Problem, config: Config) -> int:
-    return 2 * int(config["block_v"] + _block_t(problem)) * int(config["block_k"])
+    return 2 * int(config["block_v"] + _block_t(problem, config)) * int(config["block_k"])
 
 
 def _illegal_naive(config: Config, problem: Problem, gpu: Gpu) -> str | None:
@@ -133,14 +155,21 @@ def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     found = _num_found(problem, config)
     if found > MAX_FOUND:
         return f"tiles find {found} tokens a row, and the merge holds {MAX_FOUND}"
+    if (sums := _sums(problem, config)) > MAX_SUMS:
+        return f"{sums} sums a thread do not fit into its registers"
     return _illegal_naive(config, problem, gpu)
+
+
+def _sums(problem: Problem, config: Config) -> int:
+    """Sums of a thread."""
+    return int(config["block_v"]) * _block_t(problem, config) // (32 * int(config["warps"]))
 
 
 def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     found = _num_found(problem, config)
     if found > MANY_FOUND:
         return f"tiles find {found} tokens a row, and registers hold {MANY_FOUND}"
-    sums = config["block_v"] * _block_t(problem) // (32 * config["warps"])
+    sums = _sums(problem, config)
     if sums > 64:
         return f"{sums} sums a thread are searched slowly"
     if config["block_v"] < 16 * config["warps"]:
@@ -148,15 +177,32 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     return None
 
 
+def _unpromising_wide(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    if problem["tokens"] <= MAX_BLOCK_T:
+        return f"{problem['tokens']} rows of x fit into a smaller tile"
+    if problem["tokens"] <= config["block_t"] // 2:
+        return f"{problem['tokens']} rows of x fill less than half of a tile"
+    return None
+
+
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """The memory's time, longer where few bytes are in flight; then searches and the merge."""
+    """The time of the memory or of the tensor cores; then searches and the merge.
+
+    The memory takes longer where few bytes are in flight, and reads w for each group of rows of x.
+    """
+    groups = ceil(problem["tokens"] / _block_t(problem, config))
     blocks = gpu.shared_bytes // (_stage_bytes(problem, config) * config["stages"])
     in_flight = max(blocks, 1) * 2 * config["block_v"] * config["block_k"] * (config["stages"] - 1)
     efficiency = 0.92 * min(1.0, in_flight / 65536) * (0.98 if config["block_k"] == 64 else 1.0)
     waves = ceil(_num_tiles(problem, config) / gpu.sms)
     search_us = 0.5 * waves * problem["top_k"] * ROUND_US * config["block_v"] / 128
     merge_us = LAUNCH_US + problem["top_k"] * ROUND_US
-    return copy_us(ENTRY.bytes_moved(problem), gpu, efficiency) + search_us + merge_us
+    w_bytes = 2 * problem["vocab"] * problem["hidden"] * (groups - 1)
+    memory_us = copy_us(int(ENTRY.bytes_moved(problem) + w_bytes), gpu, efficiency)
+    sums = 2 * groups * _block_t(problem, config) * problem["vocab"] * problem["hidden"]
+    rate = TENSOR_SHARE * min(1.0, _sums(problem, config) / MAX_SUMS + 0.25)
+    tensor_us = sums / (gpu.flops["bfloat16"] * rate) * 1e6
+    return max(memory_us, tensor_us) + groups * search_us + merge_us
 
 
 IMPLEMENTATIONS = (
@@ -187,5 +233,20 @@ IMPLEMENTATIONS = (
         estimate=_estimate,
         techniques={"asynchronous copies": "LDGSTS"},
         rank=1,
+    ),
+    Implementation(
+        entry="lm_head",
+        language="triton",
+        variant="wide",
+        summary="tensor cores; tiles of 128 or 256 rows of x, so w is read once for many tokens",
+        archs=("sm_80+",),
+        space=WIDE_SPACE,
+        illegal=_illegal,
+        unpromising=_unpromising_wide,
+        program=_tiled,
+        estimate=_estimate,
+        techniques={"asynchronous copies": "LDGSTS"},
+        rank=2,
+        unverified="compiled, not run on a GPU",
     ),
 )
