@@ -31,9 +31,10 @@ __device__ __forceinline__ void move_in_slots(DispatchRows<T, kFloat8, kRanks, k
         });
   }
   rows.collect_arrivals(waiting);
-  for (int token = rows.block; token < num_tokens; token += rows.num_blocks) {
-    for (int shift = 0; shift < kRanks; ++shift) {  // the own row has the shortest way
-      const int source = windows.peer(shift), row = rows.find_row(source, token);
+  for (int shift = 0; shift < kRanks; ++shift) {  // own rows first: they have the shortest way
+    const int source = windows.peer(shift);
+    for (int token = rows.block; token < num_tokens; token += rows.num_blocks) {
+      const int row = rows.find_row(source, token);
       if (row < 0) continue;
       uint4* slot = slots.of(windows.of[0], source, token);
       for (int first = threadIdx.x; first < slots.row_vectors; first += kRowUnroll * kThreads) {
