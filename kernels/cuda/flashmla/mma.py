@@ -200,5 +200,4 @@ IMPLEMENTATION = Implementation(
         "exponential by one instruction": "MUFU.EX2",
     },
     rank=1,
-    unverified="its barriers have changed since it ran on an H200, for racecheck to follow them",
 )

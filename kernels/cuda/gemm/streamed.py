@@ -77,5 +77,4 @@ IMPLEMENTATION = Implementation(
         "dependent launch": "ACQBULK",
     },
     rank=1,
-    unverified="compiled, not run on a GPU",
 )
