@@ -127,6 +127,14 @@ def test_without_better_evidence_the_nearest_problem_decides() -> None:
     assert choose(GEMM, problem(5000), H200, rows).missed
 
 
+def test_the_nearest_problem_of_a_sibling_decides_before_defaults() -> None:
+    rows = [row(problem(1000), "cute/tiled", sku="h100")]
+    assert chosen(problem(2500), rows)[:2] == ("borrowed nearest", "gemm/cute/tiled")
+    rows.append(row(problem(9000), "triton/tma"))
+    assert chosen(problem(2500), rows)[:2] == ("nearest", "gemm/triton/tma")
+    assert choose(GEMM, problem(2500), H200, rows[:1]).missed
+
+
 def test_results_of_another_architecture_are_not_used() -> None:
     assert chosen(problem(4096), [row(problem(4096), sku="a100")])[0] == "default"
     assert chosen(problem(4096), [row(problem(4096), sku="somebody-elses")])[0] == "default"

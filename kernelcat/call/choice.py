@@ -6,7 +6,7 @@ this SKU predicts, for its portfolio and for what was measured in the problem's 
 the same bucket, measured on this SKU; either of the measured ones on a sibling SKU (one with the
 same architecture); where this SKU has no model of the entry, the least time by a sibling's; a
 prediction for this SKU, or for a sibling SKU; the winners of the nearest
-problems measured on this SKU; the implementations' defaults, highest rank first. An entry's model
+problems measured on this SKU, or on a sibling SKU; the implementations' defaults, highest rank first. An entry's model
 comes after the winners of the nearest problems, or does not serve at all, where its judgement says
 so (``kernelcat calibrate``). Every offer is checked again. Passed
 over are rows that cannot be true, and configurations that are not of the space, whose result was
@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 
 FIXED_WHY = ("forced", "locked")
 """Reasons without an alternative: the caller or a lock says which configuration serves."""
+
+NEAREST_WHY = ("nearest", "borrowed nearest")
+"""Reasons of winners of another problem: on this SKU, and on a sibling SKU."""
 
 MEASURED_WHY = ("exact", "bucket", *FIXED_WHY)
 """Reasons that are no miss: the bucket was measured, or the configuration is fixed."""
@@ -112,7 +115,8 @@ class Decision:
     """The implementation and the configuration that serve a problem.
 
     ``why`` is ``exact``, ``bucket``, ``calibrated``, ``borrowed``, ``borrowed model``,
-    ``predicted``, ``borrowed prediction``, ``nearest``, ``default``, ``forced`` or ``locked``;
+    ``predicted``, ``borrowed prediction``, ``nearest``, ``borrowed nearest``, ``default``,
+    ``forced`` or ``locked``;
     ``evidence`` is the row of the database behind the decision, if there is one. ``predictions``
     are those of the calibrated model, the fastest first, where it was asked. ``refuted`` is when a
     fixed configuration was found wrong, or None. ``ruling`` is what the lock in use says.
@@ -346,7 +350,7 @@ def _offers(search: _Search, choices: Sequence[Choice]) -> Iterator[_Offer]:
         yield from search.predicted(calibration.MODEL)
     for why, choice in _elsewhere(search, known, both):
         yield _of_row(why, choice)
-        if why == "nearest":  # where the configuration does not fit, the kernel's default may
+        if why in NEAREST_WHY:  # where the configuration does not fit, the kernel's default may
             yield _Offer(why, choice.language, choice.variant, evidence=choice)
     yield from search.predicted(calibration.NEAREST_THEN_MODEL)
     defaults = [i for i in _installed(search) if pin.allows(i.language, i.variant)]
@@ -366,7 +370,9 @@ def _elsewhere(
     yield from (("predicted", c) for c in _rows(search, "predicted", both))
     borrowed = _rows(search, "predicted", both, sibling=True)
     yield from (("borrowed prediction", c) for c in borrowed)
-    yield from (("nearest", c) for c in _rows(search, "measured", known.nearest(search.problem)))
+    nearest = known.nearest(search.problem)
+    for is_sibling, why in enumerate(NEAREST_WHY):
+        yield from ((why, c) for c in _rows(search, "measured", nearest, sibling=bool(is_sibling)))
 
 
 def _rows(

@@ -28,6 +28,8 @@ _WHY = {
     "borrowed prediction": "ranked by the cost model for another GPU of this architecture; "
     "nothing was measured",
     "nearest": "won the nearest problem measured on this GPU; this problem was not measured",
+    "borrowed nearest": "won the nearest problem measured on another GPU of this architecture; this "
+    "problem was not measured",
     "default": "the implementation's default; nothing is known about this problem",
     "forced": "requested by name",
     "locked": "the lock in use has this kernel for this problem",
@@ -47,7 +49,7 @@ class Explanation:
     ----------
     why
         exact, bucket, calibrated, borrowed, borrowed model, predicted, borrowed prediction,
-        nearest, default, forced or locked
+        nearest, borrowed nearest, default, forced or locked
     evidence : the result that the decision rests on, or None
     considered : the candidates in order, each with the reason for its rejection, or None
     stale : whether the kernel runs other code today than was measured
