@@ -19,6 +19,8 @@ KERNELS = "kernelcat.kernels.triton.qkv_rope_write.device:"
 NAIVE_BLOCK_K = 64
 """Columns of x and of the weights that a program of `naive` multiplies at a time."""
 
+MANY_TOKENS = 64
+"""Tokens beyond which tiles read weights again."""
 SPACE = {"block_k": (64, 128, 256), "split_k": (1, 2, 3, 4, 6, 8), "stages": (3, 4, 6)}
 """
 block_k : columns of a head's weights that are loaded at a time
@@ -154,6 +156,8 @@ def _num_tiles(problem: Problem) -> int:
 
 
 def _unpromising_tiled(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    if problem["tokens"] > MANY_TOKENS:
+        return f"{problem['tokens']} tokens are many for tiles of 64"
     return streamed.unpromising_splits(
         config["split_k"], _num_tiles(problem), problem["hidden"], config["block_k"],
         problem["head_dim"] * streamed.block_t(problem["tokens"]), _warps(problem), gpu,
