@@ -28,8 +28,8 @@ _WHY = {
     "borrowed prediction": "ranked by the cost model for another GPU of this architecture; "
     "nothing was measured",
     "nearest": "won the nearest problem measured on this GPU; this problem was not measured",
-    "borrowed nearest": "won the nearest problem measured on another GPU of this architecture; this "
-    "problem was not measured",
+    "borrowed nearest": "won the nearest problem measured on another GPU of this architecture; "
+    "this problem was not measured",
     "default": "the implementation's default; nothing is known about this problem",
     "forced": "requested by name",
     "locked": "the lock in use has this kernel for this problem",
