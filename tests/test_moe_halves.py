@@ -20,7 +20,7 @@ from ranks_threads import together
 from kernelcat import catalog, moe
 from kernelcat.call import operator
 from kernelcat.cli import main
-from kernelcat.errors import InvalidArgument, KernelcatError, Unsupported
+from kernelcat.errors import InvalidArgument, KernelcatError
 from kernelcat.moe import blocks
 from kernelcat.moe.engine import engine as engines
 from kernelcat.moe.engine.ahead import called
@@ -287,13 +287,19 @@ def test_exchanges_within_few_sms_have_thread_blocks_for_these() -> None:
     for name, sms, axes in problems:
         entry = catalog.entry(name)
         problem = entry.described(**axes)
-        implementation, config = best(entry, problem, group(), sms)
+        implementation, config, sized_for = best(entry, problem, group(), sms)
+        assert sized_for == sms
         part = replace(group().gpu, sms=sms)
         for step in implementation.program(problem, config, part).steps:
             assert prod(step.grid) <= SM_BLOCKS * sms, (implementation.name, config)
-    with pytest.raises(Unsupported, match=r"moe_dispatch: no launch of .* fits on 4 SMs"):
-        name, _, axes = problems[0]
-        best(catalog.entry(name), catalog.entry(name).described(**axes), group(), 4)
+
+
+def test_an_exchange_that_fits_on_no_few_sms_takes_the_whole_gpu() -> None:
+    sizes = {"ranks": 2, "tokens": 4096, "hidden": 2880, "top_k": 4, "local_experts": 16}
+    entry = catalog.entry("moe_dispatch")
+    problem = entry.described(**sizes, dtype="bfloat16", act_dtype="bfloat16")
+    assert best(entry, problem, group(), 4) == best(entry, problem, group())
+    assert best(entry, problem, group())[2] is None
 
 
 def test_an_operator_that_leaves_sms_is_sized_for_the_others(

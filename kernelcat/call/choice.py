@@ -8,10 +8,11 @@ same architecture); where this SKU has no model of the entry, the least time by 
 prediction for this SKU, or for a sibling SKU; the winners of the nearest problems measured on this
 SKU, or on a sibling SKU; the implementations' defaults, highest rank first. An entry's model comes
 after the winners of the nearest problems, or does not serve at all, where its judgement says so
-(``kernelcat calibrate``). Every offer is checked again. Passed over are rows that cannot be true, and configurations that are not of the space, whose result was
-found wrong, or that do not compile; the next offer serves. An unverified implementation serves only
-by name, or where no other serves. A configuration that is not worth a try (``unpromising``) serves
-only if it was measured for this very problem, by name, or where no other serves.
+(``kernelcat calibrate``). Every offer is checked again. Passed over are rows that cannot be true,
+and configurations that are not of the space, whose result was found wrong, or that do not compile;
+the next offer serves. An unverified implementation serves only by name, or where no other serves. A
+configuration that is not worth a try (``unpromising``) serves only if it was measured for this very
+problem, by name, or where no other serves.
 """
 
 from __future__ import annotations

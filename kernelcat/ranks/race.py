@@ -227,6 +227,7 @@ class Race:
                     self.failed.append(Contestant(candidate, None, bind, "compile_error"))
                     continue
                 verdict = self.prepared.verify(bind)
+                self.group.synchronize()  # what failed here is not for the next to answer for
                 run = bind(self.prepared.arrays)
                 self._screen(Contestant(candidate, run, verdict.detail), screened)
             found += sorted(screened, key=lambda each: each.us)[:1]
@@ -293,7 +294,7 @@ class Race:
         for _ in range(replays):
             contestant.graph.launch(self.stream)
         self.end.record(self.stream)
-        self.end.synchronize()
+        self.group.synchronize()  # as above
         elapsed_ms = float(self.group.xp.cuda.get_elapsed_time(self.start, self.end))
         return min(self.group.rendezvous.gather(elapsed_ms)[0]) * 1e3 / (replays * contestant.nodes)
 

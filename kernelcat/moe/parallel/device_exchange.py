@@ -18,7 +18,7 @@ from kernelcat.call.choice import choose
 from kernelcat.catalog.cost_model import least_estimate
 from kernelcat.catalog.implementation import Config, Implementation
 from kernelcat.catalog.spec import Entry, Problem
-from kernelcat.errors import KernelcatError, RankFailed, Unsupported
+from kernelcat.errors import KernelcatError, RankFailed
 from kernelcat.moe.parallel.exchange import Exchange, Tensors
 from kernelcat.ranks import shares
 from kernelcat.ranks.group import Group
@@ -80,15 +80,15 @@ class DeviceExchange(Exchange):
         chosen = None
         if self.rank == 0:
             try:
-                implementation, config = best(entry, problem, self.group, self.sms)
+                implementation, config, sms = best(entry, problem, self.group, self.sms)
             except KernelcatError as error:
                 self.fail(str(error))
                 raise
             warn_of_doubt(implementation)
-            chosen = implementation.language, implementation.variant, dict(config)
-        language, variant, values = self.broadcast(chosen)
+            chosen = implementation.language, implementation.variant, dict(config), sms
+        language, variant, values, sms = self.broadcast(chosen)
         implementation = catalog.implementation(name, language, variant)
-        return self.group.launcher(implementation, problem, Config(values), self.sms)
+        return self.group.launcher(implementation, problem, Config(values), sms)
 
     def check(self) -> None:
         if not self._failure and (missing := self.group.missing()) is not None:
@@ -109,31 +109,35 @@ class DeviceExchange(Exchange):
 
 def best(
     entry: Entry, problem: Problem, group: Group, sms: int | None = None
-) -> tuple[Implementation, Config]:
+) -> tuple[Implementation, Config, int | None]:
     """The implementation and configuration that serve a problem of several ranks on these GPUs.
 
     What was measured on such GPUs decides; where nothing was, the least estimate does. With ``sms``
-    the least estimate decides among those whose thread blocks run at once on so many SMs.
+    the least estimate decides among those whose thread blocks run at once on so many SMs. The last
+    result is the number of SMs for which launches are sized: ``sms``, or None for all of the GPU,
+    also where no launch fits on fewer.
 
     Raises ``Unsupported`` where no implementation serves.
     """
     if sms is not None:
-        return _best_within(entry, problem, replace(group.gpu, sms=sms))
+        part = replace(group.gpu, sms=sms)
+        if (found := _best_within(entry, problem, part)) is not None:
+            return *found, sms
     rows, refuted = evidence.of_entry(entry.name)
     decision = choose(entry, problem, group.machine, rows, refuted=refuted)
     if decision.why != "default":
-        return decision.implementation, decision.config
+        return decision.implementation, decision.config, None
     offers = [
         (*least, implementation)
         for implementation in catalog.implementations(entry.name)
         if (least := least_estimate(implementation, problem, group.gpu)) is not None
     ]
     _, config, implementation = min(offers, key=lambda offer: offer[0])
-    return implementation, config
+    return implementation, config, None
 
 
-def _best_within(entry: Entry, problem: Problem, part: Gpu) -> tuple[Implementation, Config]:
-    """The least estimate of what leaves all SMs but those of ``part`` of a GPU to others.
+def _best_within(entry: Entry, problem: Problem, part: Gpu) -> tuple[Implementation, Config] | None:
+    """The least estimate of what leaves all SMs but those of ``part`` of a GPU to others, or None.
 
     Launches whose thread blocks need not run at once must fit too: they would take other SMs.
     """
@@ -148,6 +152,6 @@ def _best_within(entry: Entry, problem: Problem, part: Gpu) -> tuple[Implementat
         )
     ]
     if not offers:
-        raise Unsupported(f"{entry.name}: no launch of {problem} fits on {part.sms} SMs")
+        return None
     _, config, implementation = min(offers, key=lambda offer: offer[0])
     return implementation, config
