@@ -25,6 +25,8 @@ from kernelcat.moe.peers import load_transformers, time_transformers
 from kernelcat.moe.prefill import active_elements, prefill_flops
 from kernelcat.moe.serving_metrics import Slo
 from kernelcat.moe.workload import Workload
+from kernelcat.report.engine_sheets import fetch_sheet
+from kernelcat.store.model_results import ModelResult
 
 
 @pytest.fixture(scope="module")
@@ -219,6 +221,8 @@ def test_a_fetch_is_timed_beside_its_recomputation(tmp_path: Path) -> None:
     assert fetch["bandwidth"] > 0 and min(fetch["shared_ms"], fetch["fetched_ms"]) > 0
     assert fetch["speedup"] == pytest.approx(fetch["recomputed_ms"] / fetch["fetched_ms"])
     assert "first token after a prefix of 128 tokens" in done.stderr
+    kept = ModelResult.of("h200", "c", "2026-11-26", result).measured["fetch"]
+    assert fetch_sheet("", kept).lines[0][0] == "128 tokens"
     for options, message in (
         (["128", "--host-cache", "0.0005"], "may be too small"),
         (["100", "--host-cache", "0.1"], "must be a multiple of 64"),

@@ -6,6 +6,7 @@ The processes are real, and exchange pages through shared memory; models are sma
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import time
@@ -36,7 +37,9 @@ from kernelcat.moe.engine.settings import EngineSettings
 from kernelcat.moe.engine.speculation import Speculation
 from kernelcat.moe.source import ModelSource
 from kernelcat.reference.kv_transfer import transferred
+from kernelcat.report.engine_sheets import interference_sheet
 from kernelcat.runtime import gpu
+from kernelcat.store.model_results import ModelResult
 
 GREEDY = SamplingParameters(temperature=0, max_tokens=12, logprobs=2)
 DRAWN = SamplingParameters(temperature=0.8, top_k=20, max_tokens=12, seed=5, repetition_penalty=1.2)
@@ -233,6 +236,25 @@ def test_interference_is_measured_while_prompts_arrive() -> None:
     assert found.idle_ms.count > 20 and found.loaded_ms.count > 20
     assert found.prompt_ms is not None and found.prompt_ms.count > 0
     assert found.ratio == found.loaded_ms.p99 / found.idle_ms.p99
+
+
+def test_what_the_verb_bench_writes_is_a_result_of_models(tmp_path: Path) -> None:
+    out = tmp_path / "run.json"
+    command = [
+        "moe", "bench", "small-gpt-oss", "--random-weights", "--device", "cpu", "--disaggregate",
+        "--batches", "2", "--context", "9", "--tokens", "40", "--prefill", "9", "--rate", "9",
+        "--step-tokens", "64", "--out", str(out), "--json",
+    ]  # fmt: skip
+    done = CliRunner().invoke(main, command)
+    assert done.exit_code == 0, done.output
+    content = json.loads(out.read_text())
+    kept = ModelResult.of("h200x2-nvlink", "c", "2026-11-26", content)
+    assert kept.measured == {key: value for key, value in content.items() if key != "model"}
+    lines = interference_sheet("", kept.measured["interference"]).lines
+    assert [line[:2] for line in lines] == [("colocated", "2"), ("disaggregated", "2")]
+    with pytest.raises(InvalidArgument, match="batch 2 has no times of disaggregated"):
+        first = {**content, "interference": content["interference"][:1]}
+        ModelResult.of("h200x2-nvlink", "c", "2026-11-26", first)
 
 
 @pytest.mark.parametrize(

@@ -232,6 +232,39 @@ def test_the_page_of_the_engine_has_speeds_and_escapes_them(tmp_path: Path) -> N
     assert "engine" not in (tmp_path / "without" / "index.html").read_text(encoding="utf-8")
 
 
+def test_the_page_of_the_engine_has_fetches_and_prompts_beside_decoding(tmp_path: Path) -> None:
+    fetch = {"num_tokens": 4096, "recomputed_ms": 69.62, "shared_ms": 8.91, "fetched_ms": 14.95,
+             "speedup": 4.657, "num_bytes": 103_809_024, "bandwidth": 43.2e9}  # fmt: skip
+    beside = {
+        "engine": "<i>colocated", "idle_ms": {"p50": 5.98, "p99": 12.94},
+        "loaded_ms": {"p50": 6.41, "p99": 42.68}, "prompt_ms": {"p50": 170.3}, "ratio": 3.298,
+        "traffic": {"batch": 32, "context": 1024, "num_tokens": 2048, "prompt_tokens": 8192,
+                    "rate": 4.0},
+    }  # fmt: skip
+    runs = [
+        ModelResult("h200", "m", "bench --fetch", "2026-11-24", False, {"fetch": fetch}),
+        ModelResult("h200x2-nvlink", "<b>m", "bench <u>", "2026-11-24", False,
+                    {"interference": [beside]}),
+    ]  # fmt: skip
+    write(tmp_path, [timed(200.0)], engines=runs, is_current=lambda row: True)
+    page = tmp_path / "engine.html"
+    text = page.read_text(encoding="utf-8")
+    assert not Page(page).open and "<i>" not in text and "<b>m" not in text and "<u>" not in text
+    assert text.count('class="table"') == 2
+    for cell in ("14.95", "69.62", "4.66", "8.91", "43.2", "5.98", "42.68", "3.30", "170.3"):
+        assert f'<td class="n">{cell}</td>' in text
+    assert "&lt;i&gt;colocated" in text
+    write(tmp_path, [timed(200.0)], engines=runs[:1], is_current=lambda row: True)
+    assert page.read_text(encoding="utf-8").count('class="table"') == 1
+
+
+def test_the_committed_site_shows_runs_without_decoding(committed: Path) -> None:
+    text = (committed / "engine.html").read_text(encoding="utf-8")
+    assert "gpt-oss-20b on h100x2-nvlink" in text
+    for title in ("A prefix from host memory", "Prompts and decoding on a GPU each"):
+        assert f"<caption><span>{title}" in text
+
+
 def test_the_committed_site_shows_the_winner_over_time(committed: Path) -> None:
     assert "Ratio to the fastest peer of each race" in (committed / "entry-gemm.html").read_text()
 

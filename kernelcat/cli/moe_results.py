@@ -14,7 +14,7 @@ from kernelcat.errors import InvalidArgument
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option("--gpu", required=True, help="The GPU that was measured: h200.")
+@click.option("--gpu", required=True, help="The GPU that was measured: h200, h200x2-nvlink.")
 @click.option("--command", required=True, help="The command line that wrote FILE.")
 @click.option("--date", "created_at", required=True, help="When: 2026-11-24, or with a time.")
 @click.option("--commit", default="", help="Commit of kernelcat's sources.")
@@ -35,8 +35,10 @@ def results(
 ) -> None:
     """Add FILE, which bench --out wrote, to the results of models.
 
-    The server's address and the places of traces are left out. The same command's older result is
-    replaced. README's sentence about the engine is made from tuning_db/engine by make readme.
+    FILE has loads and decoding, a fetched prefix (--fetch), or what prompts cost requests that
+    write (--disaggregate). The server's address and the places of traces are left out. The same
+    command's older result is replaced. README's sentence about the engine, docs/results/engine.md
+    and the site's page of the engine are made from tuning_db/engine, the first two by make readme.
 
     \b
     Example:

@@ -7,6 +7,7 @@
 - ``docs/predictions.md`` is made as a whole.
 - ``docs/results/ENTRY.md`` has a block ``results:ENTRY`` below what people wrote; a page that is
   missing begins with a title.
+- ``docs/results/engine.md`` has tables of the engine, and is made as a whole.
 - ``docs/results/README.md`` lists these pages, and is made as a whole.
 """
 
@@ -16,10 +17,10 @@ import re
 from pathlib import Path
 
 from kernelcat import catalog
-from kernelcat.report import entry_page, picture, predictions, support
+from kernelcat.report import engine_page, entry_page, picture, predictions, support
 from kernelcat.report.readme import render_readme, update_readme
 from kernelcat.report.techniques import page as techniques
-from kernelcat.store import shipped
+from kernelcat.store import model_results, shipped
 
 GPU = "h200"
 """The SKU of the picture and of the page of predictions."""
@@ -48,6 +49,8 @@ def documents(docs: Path) -> dict[Path, str]:
         path = docs / "results" / f"{name}.md"
         text = path.read_text(encoding="utf-8") if path.exists() else _new_results(name)
         texts[path] = render_readme(text, rows)
+    engines = model_results.read(model_results.shipped_folder())
+    texts[docs / "results" / engine_page.FILE] = engine_page.markdown(engines)
     texts[docs / "results" / "README.md"] = _index_of_results()
     path = docs / "entries" / "README.md"
     texts[path] = _fill_entries(support.fill(path.read_text(encoding="utf-8")))
@@ -82,7 +85,8 @@ def _index_of_results() -> str:
         "# Results\n\nA page for each entry, made of `tuning_db/` by `make readme`: the winner of "
         "every problem beside its peers, the ladder of variants, and the bytes that the hardware "
         "counted. "
-        f"[How results are made](../{_HOW}) says what a number means.\n\n" + "\n".join(lines) + "\n"
+        f"[How results are made](../{_HOW}) says what a number means. [The engine]"
+        f"({engine_page.FILE}) has a page of its own.\n\n" + "\n".join(lines) + "\n"
     )
 
 

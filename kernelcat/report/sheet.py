@@ -73,13 +73,13 @@ class Sheet:
         rule = ["---:" if column in columns[self.numbers] else "---" for column in columns]
         total = [tuple(f"**{cell}**" if cell else "" for cell in self.total)] if self.total else []
         lines = [
-            "| " + " | ".join(map(_markdown_cell, line)) + " |"
+            "| " + " | ".join(map(markdown_cell, line)) + " |"
             for line in (self.headers, rule, *self.lines, *total)
         ]
         return "\n".join((*lines, "", " ".join((f"`{command}`:", *self.notes)), ""))
 
 
-def _markdown_cell(cell: str) -> str:
-    """``cell`` in one cell of a table: no markup of HTML and no end of the cell."""
+def markdown_cell(cell: str) -> str:
+    """``cell`` in a cell of a table, or in a heading: no markup of HTML and no end of the cell."""
     text = printable(cell).replace("\n", " ").replace("|", "\\|")
     return text.replace("&", "&amp;").replace("<", "&lt;")

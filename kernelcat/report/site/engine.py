@@ -1,4 +1,5 @@
-"""The page of the engine: tokens a second over the batch, beside peers that ran with it."""
+"""The page of the engine: tokens a second over the batch, beside peers that ran with it, and
+what fetched prefixes and arriving prompts take, beside other ways."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Collection, Sequence
 from itertools import groupby
 from typing import Any
 
+from kernelcat.report.engine_sheets import fetch_sheet, interference_sheet
 from kernelcat.report.grid import figure
 from kernelcat.report.sheet import Sheet
 from kernelcat.report.site import plots
@@ -68,6 +70,12 @@ def _run(run: ModelResult, name: str, words: str) -> str:
         )
     if loads := run.measured.get("loads"):
         parts.append(sheet(f"{name}-loads", _loads_sheet(f"Requests, {words} on {run.gpu}", loads)))
+    if fetch := run.measured.get("fetch"):
+        title = f"A prefix from host memory, {words} on {run.gpu}"
+        parts.append(sheet(f"{name}-fetch", fetch_sheet(title, fetch)))
+    if interference := run.measured.get("interference"):
+        title = f"Prompts and decoding on a GPU each, {words} on {run.gpu}"
+        parts.append(sheet(f"{name}-interference", interference_sheet(title, interference)))
     return "".join(parts)
 
 

@@ -80,4 +80,5 @@ class Results:
 
 def _is_shown(result: model_results.ModelResult) -> bool:
     """Whether a run has times that the page of the engine shows."""
-    return any(result.measured.get(part) for part in ("decoding", "prefill", "loads"))
+    parts = ("decoding", "prefill", "loads", "fetch", "interference")
+    return any(result.measured.get(part) for part in parts)
