@@ -101,7 +101,7 @@ class Exchange:
         return LAUNCH_US + times[-1] + OVERLAP * sum(times[:-1]) + trips * TRIP_US
 
     def implementations(
-        self, techniques: Mapping[str, str], unverified: str
+        self, techniques: Mapping[str, str]
     ) -> tuple[Implementation, Implementation]:
         """`tiles` and `ll`; ``techniques`` are those of `tiles` beside signals."""
         tiles = Implementation(
@@ -120,7 +120,6 @@ class Exchange:
                 **techniques,
             },
             rank=0,
-            unverified=unverified,
         )
         ll = replace(
             tiles,

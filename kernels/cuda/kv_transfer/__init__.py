@@ -96,6 +96,5 @@ IMPLEMENTATIONS = (
         estimate=_estimate,
         techniques={"wide stores": "STG.E.128"},
         rank=0,
-        unverified="right on two GPUs, where compute-sanitizer has not run",
     ),
 )

@@ -124,5 +124,4 @@ IMPLEMENTATIONS = Exchange(
     "moe_dispatch", _program, _wire_bytes, _illegal, trips=2, beside_us=_maps_us
 ).implementations(
     techniques={"flags beside data": "STG*128.STRONG.SYS"},
-    unverified="right on two GPUs, where compute-sanitizer has not run",
 )

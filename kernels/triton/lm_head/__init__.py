@@ -247,6 +247,5 @@ IMPLEMENTATIONS = (
         estimate=_estimate,
         techniques={"asynchronous copies": "LDGSTS"},
         rank=2,
-        unverified="compiled, not run on a GPU",
     ),
 )
