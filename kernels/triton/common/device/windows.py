@@ -71,12 +71,14 @@ def on_wire(words):
 def take(places, mask, tries):
     """The words at ``places`` once all have arrived, or ``tries`` is over; and what is left of it.
 
-    Zeros stay behind.
+    Zeros stay behind. Where there are fewer words than threads, every warp loads all of them and
+    looks for itself: none may store zeros while another one still looks.
     """
     words = tl.load(places, mask=mask, other=-1, volatile=True)
     while (tl.min((words != 0).to(tl.int32), axis=0) == 0) & (tries > 0):
         words = tl.load(places, mask=mask, other=-1, volatile=True)
         tries -= 1
+    tl.debug_barrier()
     tl.store(places, tl.zeros_like(words), mask=mask)
     return ~words, tries
 
