@@ -1,7 +1,7 @@
 """Small models of `kernelcat.moe` with what transformers computes for them, for several tests.
 
 Small models have windows of 24 tokens, and the longest prompt has 70 tokens, more than
-`Ops.fused_tokens`.
+`Ops.fused_tokens` and fewer than `Ops.projected_tokens`.
 """
 
 from __future__ import annotations
@@ -132,5 +132,6 @@ def check_16_bits(model: moe.Decoder, case: Case) -> None:
 def with_fused_tokens(model: moe.Decoder, count: int) -> moe.Decoder:
     """``model`` with another limit for fused projections; weights are shared."""
     other = object.__new__(type(model))
-    other.__dict__ = {**model.__dict__, "ops": replace(model.ops, fused_tokens=count)}
+    limits = {"fused_tokens": count, "projected_tokens": count}
+    other.__dict__ = {**model.__dict__, "ops": replace(model.ops, **limits)}
     return other

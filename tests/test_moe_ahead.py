@@ -19,6 +19,7 @@ from kernelcat.moe.engine.engine import Engine
 from kernelcat.moe.engine.limits import Limits
 from kernelcat.moe.engine.settings import EngineSettings
 from kernelcat.moe.engine.speculation import Speculation
+from kernelcat.moe.engine.step_sizes import Size
 from kernelcat.moe.rungs import FUSED, GROUPED, Setup
 from kernelcat.runtime import gpu
 from kernelcat.tune.ahead import compile_ahead
@@ -59,6 +60,36 @@ def test_steps_call_the_problems_that_are_listed(
     listed = called(model, runner.cache, runner.sizes.every(), runner.manager.table_width)
     assert len(listed) == len(set(listed)) > 20
     assert set(listed) == asked
+
+
+@pytest.mark.parametrize(
+    ("tokens", "entries"),
+    [
+        (64, {"qkv_rope_write", "out_router"}),
+        (65, {"qkv_rope_write", "gemm"}),
+        (128, {"qkv_rope_write", "gemm"}),
+        (129, {"gemm", "kv_write"}),
+    ],
+)
+def test_projections_to_queries_are_one_call_for_up_to_128_tokens(
+    tokens: int, entries: set[str]
+) -> None:
+    """An output projection is fused for up to 64; head norms leave projections apart."""
+    fusable = {"qkv_rope_write", "out_router", "gemm", "kv_write"}
+    for name in ("small-llama", "small-gpt-oss", "small-qwen3-moe"):
+        model = moe.random_model(name, "cpu", torch.bfloat16, max_positions=256)
+        groups = len(moe.windows(model.cache_layers))
+        cache = moe.KvCache.allocate(
+            model.cache_layers, [17] * groups, 16, model.dtype, model.device
+        )
+        found = {
+            problem.entry for problem in called(model, cache, [Size(1, tokens, 1, tokens)], 16)
+        }
+        if name == "small-qwen3-moe":
+            assert {"gemm", "kv_write"} <= found and "qkv_rope_write" not in found
+        else:
+            others = {"gemm"} if name == "small-llama" else set()  # its MLP
+            assert found & fusable == entries | others
 
 
 def test_an_outline_has_the_shapes_of_the_call() -> None:

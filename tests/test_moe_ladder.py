@@ -79,12 +79,12 @@ def test_torch_operators_compute_what_entries_define(name: str) -> None:
 
 
 def test_each_replaced_entry_is_run_by_torch_and_no_other() -> None:
-    ops = model("llama").ops
+    ops, limits = model("llama").ops, ("fused_tokens", "projected_tokens")
     for names in (eager.ATTENTION, eager.PRODUCTS, eager.EXPERTS):
         replaced = eager.replace(ops, names)
         changed = {f.name for f in dataclasses.fields(Ops)
                    if getattr(replaced, f.name) is not getattr(ops, f.name)}  # fmt: skip
-        assert changed == {*names, *(["fused_tokens"] if names is eager.PRODUCTS else [])}
+        assert changed == {*names, *(limits if names is eager.PRODUCTS else [])}
 
 
 @pytest.mark.parametrize("name", ["gpt-oss", "qwen3-moe", "deepseek-v3", "mixtral"])
@@ -215,13 +215,16 @@ def test_a_setup_chooses_operations() -> None:
     of = model("gpt-oss")
     first, attention = Setup().ops(of), Setup(has_attention=True).ops(of)
     assert first.paged_attn is eager.paged_attn and first.gemm is eager.gemm
-    assert first.moe_mlp is eager.moe_mlp and first.fused_tokens == 0
+    assert first.moe_mlp is eager.moe_mlp
+    assert first.fused_tokens == first.projected_tokens == 0
     assert repr(attention.paged_attn) == "<kernelcat.reference paged_attn>"
     assert attention.gemm is eager.gemm
     grouped = Setup(True, True, GROUPED).ops(of)
     assert isinstance(grouped.moe_mlp, GroupedExperts) and grouped.fused_tokens == 64
+    assert grouped.projected_tokens == 128
     last = Setup(True, True, FUSED, has_fp8_projections=True, has_fp8_head=True).ops(of)
-    assert isinstance(last.gemm, fp8_products.Fp8Gemm) and last.fused_tokens == 0
+    assert isinstance(last.gemm, fp8_products.Fp8Gemm)
+    assert last.fused_tokens == last.projected_tokens == 0
     assert isinstance(last.lm_head, fp8_products.Fp8Head)
     assert repr(last.moe_mlp) == "<kernelcat.reference moe_mlp>"
     fp8 = Setup(has_fp8_cache=True)

@@ -53,7 +53,7 @@ def explained(name: str, calls: list[Served]) -> Outline:
 def calls_of(name: str, batch: int, q_len: int, **fields_: Any) -> list[Served]:
     """The calls of one forward pass of the model called ``name``, changed by ``fields_``."""
     calls: list[Served] = []
-    names = [field.name for field in fields(moe.Ops) if field.name != "fused_tokens"]
+    names = [field.name for field in fields(moe.Ops) if not field.name.endswith("_tokens")]
     ops = moe.Ops(**{entry: explained(entry, calls) for entry in names})
     config = replace(moe.SIZES[name], **fields_)
     model = moe.build(config, MetaWeights("meta", torch.bfloat16), ops, 8192)
@@ -74,7 +74,7 @@ def calls_of(name: str, batch: int, q_len: int, **fields_: Any) -> list[Served]:
     return calls
 
 
-@pytest.mark.parametrize(("batch", "q_len"), [(1, 1), (8, 1), (8, 5), (64, 1), (1, 4096)])
+@pytest.mark.parametrize(("batch", "q_len"), [(1, 1), (8, 1), (8, 5), (64, 1), (128, 1), (1, 4096)])
 @pytest.mark.parametrize(
     ("name", "fields_"),
     [

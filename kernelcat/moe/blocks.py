@@ -1,7 +1,8 @@
 """Parts of a layer that several models have: grouped-query attention's projections, and MLPs.
 
 For few tokens a projection is one launch with all that surrounds it (`qkv_rope_write`,
-`out_router`); for many tokens each step is an entry of its own (`Ops.fused_tokens`).
+`out_router`); for many tokens each step is an entry of its own (`Ops.projected_tokens`,
+`Ops.fused_tokens`).
 
 A model on several ranks has a part of each matrix, and a product is a part of a sum. The sum over
 all ranks is what is added to the residual stream (`added`).
@@ -118,7 +119,7 @@ def queries(
     heads, head_dim, _ = p.weights[0].shape
     out = (x.new_empty(len(x), heads, head_dim), *kv)
     where = (table, batch.kv_lens, batch.cu_q, model.cos_sin)
-    if len(x) <= ops.fused_tokens and not p.head_norms:
+    if len(x) <= ops.projected_tokens and not p.head_norms:
         ops.qkv_rope_write(x, p.norm, *p.weights, *where, *p.biases, eps=eps, out=out)
         return out[0]
     a = model.normalized(x, p.norm)

@@ -37,13 +37,13 @@ EVERYTHING = (*ATTENTION, *PRODUCTS, *EXPERTS)
 def replace(ops: Ops, names: Iterable[str]) -> Ops:
     """``ops`` with the functions of this module in place of the entries ``names``.
 
-    Fused projections (`Ops.fused_tokens`) are switched off if a product is replaced: they have no
-    form in single operators.
+    Fused projections (`Ops.fused_tokens`, `Ops.projected_tokens`) are switched off if a product is
+    replaced: they have no form in single operators.
     """
     named = tuple(names)
     chosen: dict[str, Any] = {name: globals()[name] for name in named}
     if set(named) & set(PRODUCTS):
-        chosen["fused_tokens"] = 0
+        chosen |= {"fused_tokens": 0, "projected_tokens": 0}
     return dataclasses.replace(ops, **chosen)
 
 

@@ -99,7 +99,8 @@ def with_projections(ops: Ops, model: Decoder, product: Call) -> Ops:
     Fused projections are switched off: `qkv_rope_write` and `out_router` take 16 bits.
     """
     weights = [weight for layer in model.layers for weight in projections(layer)]
-    return replace(ops, gemm=Fp8Gemm(ops, product, weights), fused_tokens=0)
+    gemm = Fp8Gemm(ops, product, weights)
+    return replace(ops, gemm=gemm, fused_tokens=0, projected_tokens=0)
 
 
 def with_head(ops: Ops, model: Decoder, product: Call) -> Ops:

@@ -21,14 +21,20 @@ from kernelcat.errors import InvalidArgument
 
 Call = Callable[..., Any]
 
+FUSED_TOKENS = 64
+"""What `out_router` is made for."""
+PROJECTED_TOKENS = 128
+"""The tokens of a tile of `qkv_rope_write/cuda/products`. Three products apart, of which those to
+keys and values have few tiles, take longer. (Predicted, docs/measured.md.)"""
+
 
 @dataclass(frozen=True)
 class Ops:
     """Entries of the catalog, by name.
 
-    ``fused_tokens`` is the largest number of tokens for which a layer runs `qkv_rope_write` and
-    `out_router`, which read each weight once and suit few tokens. Beyond it, and everywhere where
-    it is 0, `gemm`, `rms_norm` and `kv_write` do the same work.
+    ``projected_tokens`` and ``fused_tokens`` are the largest numbers of tokens for which a layer
+    runs `qkv_rope_write` and `out_router`, which read each weight once and suit few tokens. Beyond
+    them, and everywhere where they are 0, `gemm`, `rms_norm` and `kv_write` do the same work.
     """
 
     embedding: Call
@@ -44,7 +50,8 @@ class Ops:
     qkv_rope_write: Call
     rms_norm: Call
     sample: Call
-    fused_tokens: int = 64
+    fused_tokens: int = FUSED_TOKENS
+    projected_tokens: int = PROJECTED_TOKENS
 
     def launchers(self) -> list[Any]:
         """What a CUDA graph with captured calls needs to stay alive: kernels and workspaces."""
@@ -52,13 +59,21 @@ class Ops:
 
 
 @cache
-def on(device: str | torch.device, fused_tokens: int = 64) -> Ops:
+def on(
+    device: str | torch.device,
+    fused_tokens: int = FUSED_TOKENS,
+    projected_tokens: int = PROJECTED_TOKENS,
+) -> Ops:
     """The entries for tensors on ``device``: kernels on ``cuda``, oracles on ``cpu``.
 
     Raises ``InvalidArgument`` for another kind of device.
     """
-    names = [field.name for field in fields(Ops) if field.name != "fused_tokens"]
-    return Ops(**{name: bind(name, device) for name in names}, fused_tokens=fused_tokens)
+    names = [field.name for field in fields(Ops) if not field.name.endswith("_tokens")]
+    return Ops(
+        **{name: bind(name, device) for name in names},
+        fused_tokens=fused_tokens,
+        projected_tokens=projected_tokens,
+    )
 
 
 def bind(name: str, device: str | torch.device) -> Call:
