@@ -82,7 +82,7 @@ class DividedExperts:
         if places is not None:
             ids = places.index_select(0, ids.flatten()).view_as(ids)
         if is_added is not None:
-            ids = ids.masked_fill(is_added, -1)
+            ids.masked_fill_(is_added, -1)
         parts = _Parts(
             self, a, ids, gates, num_served,
             {"top_k": top_k, "packing": packing},
