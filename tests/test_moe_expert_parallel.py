@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
@@ -14,6 +16,7 @@ import torch
 from moe_expert_ranks import Ranks, together
 from moe_models import NUM_DECODED, made
 from moe_schedules import engine, tokens, write
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernelcat import moe
 from kernelcat.errors import InvalidArgument
@@ -22,7 +25,7 @@ from kernelcat.moe.engine.limits import Limits
 from kernelcat.moe.engine.parameters import SamplingParameters
 from kernelcat.moe.engine.request import FinishReason
 from kernelcat.moe.engine.speculation import Speculation
-from kernelcat.moe.engine.step_sizes import StepSizes
+from kernelcat.moe.engine.step_sizes import Size, StepSizes
 from kernelcat.moe.parallel.exchange import Exchange
 from kernelcat.moe.parallel.expert_model import divide
 from kernelcat.moe.parallel.expert_server import ExpertServer
@@ -128,6 +131,48 @@ def test_a_place_has_the_weights_of_its_expert(folder: Path, tmp_path: Path) -> 
                 held = whole[expert_in[4 * rank : 4 * rank + 4]]
                 assert torch.equal(layer.experts[name].view(torch.uint8), held)
     assert moved
+
+
+# ---- what a layer launches -----------------------------------------------------------------------
+
+
+class Recorded(TorchDispatchMode):
+    """Counts torch's operations by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[func.name().removeprefix("aten::")] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("can_move", [False, True])
+def test_a_layer_launches_nothing_of_torch_but_a_mask(can_move: bool) -> None:
+    """Beside entries; experts that may move cost one look-up more."""
+    model = moe.random_model("small-gpt-oss", "cpu", torch.bfloat16, share=ExpertShare(0, 2))
+    exchange: Any = HostExchange.__new__(HostExchange)  # nothing runs in an outline
+    exchange.rank, exchange.ranks = 0, 2
+    divide(model, exchange, can_move)
+    cache = moe.KvCache.allocate(model.cache_layers, [9, 9], 16, model.dtype, model.device)
+    counts = []
+    for layers in (1, 2):  # with a window and without
+        part = copy(model)
+        part.layers = model.layers[:layers]
+        part_cache = moe.KvCache(cache.layers[:layers], cache.groups[:layers])
+        with Recorded() as recorded:
+            called(part, part_cache, [Size(4, 4, 4, 1)], 4)
+        counts.append(recorded.counts)
+    launched = {
+        name: count
+        for name, count in (counts[1] - counts[0]).items()
+        if not name.startswith(("empty", "new_empty", "slice", "select", "view", "_unsafe_view"))
+    }
+    assert launched == {
+        "masked_fill_.Scalar": 1,
+        **({"index_select": 1} if can_move else {}),
+    }
 
 
 # ---- what ranks agree on -------------------------------------------------------------------------

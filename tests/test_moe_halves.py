@@ -33,7 +33,13 @@ from kernelcat.moe.ops import bind, on
 from kernelcat.moe.parallel.beside import Beside
 from kernelcat.moe.parallel.device_exchange import SM_BLOCKS, best
 from kernelcat.moe.parallel.exchange import Exchange
-from kernelcat.moe.parallel.expert_layer import NUM_SERVED, PLACES, DividedExperts
+from kernelcat.moe.parallel.expert_layer import (
+    ARRIVED,
+    NUM_SERVED,
+    PLACES,
+    DividedExperts,
+    StepCounts,
+)
 from kernelcat.moe.parallel.expert_model import divide
 from kernelcat.moe.parallel.halves import (
     EXPERT_RANKS,
@@ -88,23 +94,29 @@ def layer_of(
         w1 = torch.randint(-3, 4, (EXPERTS, INTER, HIDDEN), generator=draw).float()
         w2 = torch.randint(-3, 4, (EXPERTS, HIDDEN, INTER), generator=draw).float()
         held = slice(exchange.rank * local, (exchange.rank + 1) * local)
+        step = StepCounts(
+            *(torch.zeros(1, local + 1, dtype=dtype) for dtype in (torch.int32, torch.int64))
+        )
         experts = {
             "w1": w1[held],
             "w2": w2[held],
             PLACES: torch.tensor([3, 0, 1, 5, 4, 2], dtype=torch.int32),
-            NUM_SERVED: torch.zeros(local + 1, dtype=torch.int64),
+            ARRIVED: step.arrived[0],
+            NUM_SERVED: step.num_served[0],
         }
         a = torch.randint(-3, 4, (tokens, HIDDEN), generator=generator).float()
         x, logits = (torch.randn(tokens, n, generator=generator) for n in (HIDDEN, EXPERTS))
         is_added = torch.arange(tokens)[:, None] >= tokens - exchange.rank  # the last ones of some
         grouped = GroupedExperts(bind("moe_route", CPU), bind("moe_gemm", CPU))
         names = recorded(exchange)
-        y = DividedExperts(exchange, grouped, Beside(CPU))(
+        layer = DividedExperts(exchange, grouped, Beside(CPU), step)
+        y = layer(
             a, logits, experts, x, (lambda residual: residual + a) if has_shared else None,
             is_added, halves_of(exchange, min_tokens),
             top_k=TOP_K, activation="none", act_dtype="bfloat16", renormalize=True,
         )  # fmt: skip
-        return y, experts[NUM_SERVED], names
+        layer.end_step()
+        return y, step.num_served[0], names
 
     return run
 
@@ -120,10 +132,13 @@ def test_halves_of_a_layer_have_the_bits_of_the_whole(
         (tmp_path / name).mkdir()
         layer = layer_of(tokens, min_tokens, has_shared)
         results.append(together(tmp_path / name, [layer] * ranks))
+    served = 0
     for (y, counts, names), (split, split_counts, split_names) in zip(*results, strict=True):
         assert torch.equal(y, split) and y.abs().sum() > 0
         assert torch.equal(counts[1:] - counts[:-1], split_counts[1:] - split_counts[:-1])
+        served += int(counts[-1])
         assert names == WHOLE and split_names == DIVIDED
+    assert served == TOP_K * sum(tokens - rank for rank in range(ranks))  # others were added
 
 
 def test_fewer_tokens_stay_whole(tmp_path: Path) -> None:

@@ -115,6 +115,8 @@ class Decoder(ABC):
                 x = self.forward(layer, x, kv, batch.block_tables[group], batch)
             if after_layer is not None:
                 after_layer(i)
+        if self.divided is not None:
+            self.divided.end_step()
         return self.normalized(x.index_select(0, batch.rows), self.norm)
 
     @property

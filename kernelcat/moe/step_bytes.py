@@ -18,6 +18,7 @@ import torch
 
 from kernelcat.moe.cache import page_bytes, windows
 from kernelcat.moe.model import Decoder
+from kernelcat.moe.parallel.expert_layer import ARRIVED
 from kernelcat.runtime.gpu import Gpu
 
 COPY_BANDWIDTH = {"h200": 4.28e12}
@@ -52,7 +53,7 @@ def _weight_bytes(layer: Any, top_k: int, batch: int, ranks: int) -> float:
     """Bytes of a layer's weights that serve ``batch`` tokens; ``experts`` are read in part.
 
     One in ``ranks`` of the experts is here. What is not a row of each of these is read whole: the
-    counts, places and corrections of the experts of all ranks.
+    counts, places and corrections of the experts of all ranks. What has arrived is the step's own.
     """
     total = 0.0
     for one in fields(layer):
@@ -60,7 +61,9 @@ def _weight_bytes(layer: Any, top_k: int, batch: int, ranks: int) -> float:
         if one.name != "experts":
             total += sum(map(_size, _tensors(value)))
             continue
-        for tensor in value.values():
+        for name, tensor in value.items():
+            if name == ARRIVED:
+                continue
             is_whole = len(tensor) != len(value["w1"])
             part = 1 if is_whole else 1 - (1 - top_k / (ranks * len(tensor))) ** batch
             total += _size(tensor) * part

@@ -155,6 +155,7 @@ class Exchange(ABC):
         weights: torch.Tensor,
         local_experts: int,
         act_dtype: torch.dtype | None = None,
+        offsets: torch.Tensor | None = None,
     ) -> Dispatched:
         """Tokens to the ranks of their experts: `moe_dispatch`.
 
@@ -165,6 +166,7 @@ class Exchange(ABC):
             ranks, -1 is none
         local_experts : experts of each rank
         act_dtype : float8_e4m3fn to quantize rows; None for the type of x
+        offsets : int32 (local_experts + 1,) for the offsets; None for a new tensor
         """
         (tokens, hidden), top_k = x.shape, expert_ids.shape[1]
         rows, dtype = self.ranks * tokens, act_dtype or x.dtype
@@ -179,7 +181,7 @@ class Exchange(ABC):
             x.new_empty((rows, top_k), dtype=torch.float32),
             int32(self.ranks, tokens),
             int32(self.ranks + 1),
-            int32(local_experts + 1),
+            int32(local_experts + 1) if offsets is None else offsets,
             int32(rows * top_k),
             int32(rows, top_k),
             scale,

@@ -35,10 +35,30 @@ from kernelcat.moe.parallel.beside import Beside
 from kernelcat.moe.parallel.exchange import Dispatched, Exchange
 from kernelcat.moe.parallel.halves import EXPERT_SMS, Halves
 
-PLACES, NUM_SERVED = "places", "num_served"
+PLACES, ARRIVED, NUM_SERVED = "places", "arrived", "num_served"
 """Names in a layer's experts: int32 (experts,) the place of each expert, absent while expert e is
-in place e; int64 (local + 1,) to which each step adds the offsets of the rows that came, so that
-differences count the assignments that each place has served."""
+in place e; and the layer's rows of `StepCounts`, (local + 1,) each."""
+
+
+@dataclass(frozen=True)
+class StepCounts:
+    """What the places of a rank have served, which each step adds up in one launch.
+
+    Differences of neighbours count the assignments of a place.
+
+    Attributes
+    ----------
+    arrived : int32 (layers, columns), the offsets of the rows that came to each layer in this step,
+        or in its first half; columns beyond the offsets are 0
+    num_served : int64 (layers, columns), their sums
+    """
+
+    arrived: torch.Tensor
+    num_served: torch.Tensor
+
+    def end_step(self) -> None:
+        """Counts what has arrived in all layers."""
+        self.num_served.add_(self.arrived)
 
 
 @dataclass(frozen=True)
@@ -50,11 +70,13 @@ class DividedExperts:
     exchange : with the other ranks
     grouped : the entries `moe_route` and `moe_gemm`
     beside : runs what needs no exchange while rows are on their way
+    counts : those of all layers; None where nobody counts
     """
 
     exchange: Exchange
     grouped: GroupedExperts
     beside: Beside
+    counts: StepCounts | None = None
 
     def __call__(
         self, a: torch.Tensor, logits: torch.Tensor | None, experts: Mapping[str, torch.Tensor],
@@ -66,15 +88,16 @@ class DividedExperts:
 
         Parameters
         ----------
-        experts : weights of the places that this rank holds, by argument name, and what `PLACES`
-            and `NUM_SERVED` name
+        experts : weights of the places that this rank holds, by argument name, and what `PLACES`,
+            `ARRIVED` and `NUM_SERVED` name
         shared : what a shared expert makes of x, beside the others; None without one
         is_added : bool (tokens, 1), tokens that no expert serves; None for none
         halves : divides many tokens; None for never
         routing : axes of `moe_route`
         """
         weights = dict(experts)
-        places, num_served = weights.pop(PLACES, None), weights.pop(NUM_SERVED, None)
+        places = weights.pop(PLACES, None)
+        arrived, num_served = weights.pop(ARRIVED, None), weights.pop(NUM_SERVED, None)
         residual = None if shared is None else self.beside.start(partial(shared, x))
         ids, gates, *_ = self.grouped.route(
             logits, correction=weights.pop("correction", None), top_k=top_k, **routing
@@ -82,9 +105,9 @@ class DividedExperts:
         if places is not None:
             ids = places.index_select(0, ids.flatten()).view_as(ids)
         if is_added is not None:
-            ids.masked_fill_(is_added, -1)  # nobody else reads them
+            ids.masked_fill_(is_added, -1)
         parts = _Parts(
-            self, a, ids, gates, num_served,
+            self, a, ids, gates, arrived, num_served,
             {"top_k": top_k, "packing": packing},
             {"activation": activation, **_named(weights, "1")}, _named(weights, "2"),
         )  # fmt: skip
@@ -124,6 +147,11 @@ class DividedExperts:
         parts.combine(late, later_sums, later_came, x, out)
         return out
 
+    def end_step(self) -> None:
+        """All layers of a step have been launched."""
+        if self.counts is not None:
+            self.counts.end_step()
+
     def launchers(self) -> list[Any]:
         """What `Decoder.launchers` collects."""
         return launchers_of(self.grouped, self.exchange)
@@ -141,6 +169,7 @@ class _Parts:
     a: torch.Tensor
     ids: torch.Tensor
     gates: torch.Tensor
+    arrived: torch.Tensor | None
     num_served: torch.Tensor | None
     shared: Mapping[str, Any]
     weights1: Mapping[str, Any]
@@ -151,10 +180,13 @@ class _Parts:
         return len(self.weights1["w1"])
 
     def dispatch(self, tokens: slice) -> Dispatched:
+        """What comes of the tokens of all ranks; a second half is counted at once."""
+        is_second = bool(tokens.start)
         came = self.layer.exchange.dispatch(
-            self.a[tokens], self.ids[tokens], self.gates[tokens], self.local
-        )
-        if self.num_served is not None:
+            self.a[tokens], self.ids[tokens], self.gates[tokens], self.local,
+            offsets=None if is_second else self.arrived,
+        )  # fmt: skip
+        if is_second and self.num_served is not None:
             self.num_served.add_(came.offsets)
         return came
 

@@ -44,5 +44,6 @@ def divide(model: Decoder, exchange: Exchange, can_move: bool = False) -> Expert
     if model.device.type == "cuda":
         product = PartialProduct(product, exchange.ranks)
     grouped = GroupedExperts(bind("moe_route", model.device), product)
-    model.divided = DividedExperts(exchange, grouped, Beside(model.device))
-    return ExpertLoad(model, ExpertShare(exchange.rank, exchange.ranks), can_move)
+    load = ExpertLoad(model, ExpertShare(exchange.rank, exchange.ranks), can_move)
+    model.divided = DividedExperts(exchange, grouped, Beside(model.device), load.counts)
+    return load

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from kernelcat.moe.parallel.exchange import ANSWER_S, Exchange
-from kernelcat.moe.parallel.expert_layer import NUM_SERVED, PLACES
+from kernelcat.moe.parallel.expert_layer import ARRIVED, NUM_SERVED, PLACES
 from kernelcat.moe.parallel.expert_placement import Counts
 
-NOT_MOVED = (NUM_SERVED, PLACES, "correction")
+NOT_MOVED = (ARRIVED, NUM_SERVED, PLACES, "correction")
 """What a layer's experts have of all ranks' experts together."""
 
 
