@@ -247,5 +247,6 @@ IMPLEMENTATIONS = (
         estimate=_estimate,
         techniques={"asynchronous copies": "LDGSTS"},
         rank=2,
+        unverified="its receipt, of an H100, has 60 random problems and no named one",
     ),
 )
