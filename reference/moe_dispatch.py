@@ -195,7 +195,6 @@ ENTRY = Entry(
     flops=lambda problem: problem["tokens"] * problem["hidden"],
     bytes_moved=_bytes_moved,
     problems=_problems(),
-    without_peer={"*": "kernelcat bench races NCCL's all-to-all over several GPUs"},
     constraint=_constraint,
     work_in_progress=True,
     ranks="ranks",
