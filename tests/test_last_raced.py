@@ -99,7 +99,7 @@ def test_the_board_of_100_000_rows_of_thousands_of_problems_takes_two_seconds(
     assert len(read) <= MOST * len(RACE)
     assert f"gemm on h200: {PROBLEMS - MOST:,} more problems were raced earlier." in output
     assert "cannot be true" not in output
-    shown = set(re.findall(r"M=(\d+) N=4096", output))
+    shown = set(re.findall(r"M=(5\d{3}) N=4096", output))  # shipped rows have other M
     assert shown == {str(5000 + i) for i in range(300 - MOST, 300)}
 
 
