@@ -16,7 +16,8 @@ from kernelcat.runtime import driver
 RANK = Path(__file__).parent / "ranks_overlap.py"
 LAYERS = ("experts", "projection 2880", "projection 7168")
 MOST_ERROR = 0.01
-"""Of the norm of a result: halves may have other tiles, which round in another order."""
+"""Largest norm of the difference between a layer in halves and the whole one, as a part of the
+result's norm: halves may have other tiles, which round in another order."""
 
 pytestmark = pytest.mark.gpu
 

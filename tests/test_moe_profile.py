@@ -253,7 +253,7 @@ def test_bench_records_each_batch_to_a_file_of_its_own(
         asked.append((len(texts), len(texts[0]), trace.name))
         return profile(batch=len(texts))
 
-    monkeypatch.setattr("kernelcat.moe.profile.profile_decoding", recorded)
+    monkeypatch.setattr("kernelcat.moe.parallel.expert_stepping.profile_steps", recorded)
     command = [
         "moe", "bench", "small-llama", "--random-weights", "--device", "cpu", "--context", "10",
         "--tokens", "3", "--rounds", "1", "--requests", "0", "--profile", str(tmp_path / "t.json"),

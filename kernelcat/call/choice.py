@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 FIXED_WHY = ("forced", "locked")
 """Reasons without an alternative: the caller or a lock says which configuration serves."""
 
-NEAREST_WHY = ("nearest", "borrowed nearest")
+NEAREST, BORROWED_NEAREST = "nearest", "borrowed nearest"
 """Reasons of winners of another problem: on this SKU, and on a sibling SKU."""
 
 MEASURED_WHY = ("exact", "bucket", *FIXED_WHY)
@@ -116,10 +116,10 @@ class Decision:
 
     ``why`` is ``exact``, ``bucket``, ``calibrated``, ``borrowed``, ``borrowed model``,
     ``predicted``, ``borrowed prediction``, ``nearest``, ``borrowed nearest``, ``default``,
-    ``forced`` or ``locked``;
-    ``evidence`` is the row of the database behind the decision, if there is one. ``predictions``
-    are those of the calibrated model, the fastest first, where it was asked. ``refuted`` is when a
-    fixed configuration was found wrong, or None. ``ruling`` is what the lock in use says.
+    ``forced`` or ``locked``; ``evidence`` is the row of the database behind the decision, if there
+    is one. ``predictions`` are those of the calibrated model, the fastest first, where it was
+    asked. ``refuted`` is when a fixed configuration was found wrong, or None. ``ruling`` is what
+    the lock in use says.
     """
 
     implementation: Implementation
@@ -350,7 +350,8 @@ def _offers(search: _Search, choices: Sequence[Choice]) -> Iterator[_Offer]:
         yield from search.predicted(calibration.MODEL)
     for why, choice in _elsewhere(search, known, both):
         yield _of_row(why, choice)
-        if why in NEAREST_WHY:  # where the configuration does not fit, the kernel's default may
+        if why in (NEAREST, BORROWED_NEAREST):
+            # where the configuration does not fit, the kernel's default may
             yield _Offer(why, choice.language, choice.variant, evidence=choice)
     yield from search.predicted(calibration.NEAREST_THEN_MODEL)
     defaults = [i for i in _installed(search) if pin.allows(i.language, i.variant)]
@@ -371,8 +372,9 @@ def _elsewhere(
     borrowed = _rows(search, "predicted", both, sibling=True)
     yield from (("borrowed prediction", c) for c in borrowed)
     nearest = known.nearest(search.problem)
-    for is_sibling, why in enumerate(NEAREST_WHY):
-        yield from ((why, c) for c in _rows(search, "measured", nearest, sibling=bool(is_sibling)))
+    yield from ((NEAREST, c) for c in _rows(search, "measured", nearest))
+    lent = _rows(search, "measured", nearest, sibling=True)
+    yield from ((BORROWED_NEAREST, c) for c in lent)
 
 
 def _rows(

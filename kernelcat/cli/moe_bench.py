@@ -303,18 +303,13 @@ def _profiles(
 ) -> list[StepProfile]:
     """A profile of each batch; several files have the batch in their names."""
     from kernelcat.moe.bench import prompts
-    from kernelcat.moe.engine.engine import Engine
-    from kernelcat.moe.profile import profile_decoding
+    from kernelcat.moe.parallel.expert_stepping import profile_steps
 
     found = []
     for batch in batches:
         trace = path if len(batches) == 1 else path.with_name(f"{path.stem}-{batch}{path.suffix}")
         texts = prompts(batch, context, engine.limits.vocab_size, seed=batch)
-        found.append(
-            profile_decoding(engine, texts, trace)
-            if isinstance(engine, Engine)
-            else engine.profile_decoding(texts, trace)
-        )
+        found.append(profile_steps(engine, texts, trace))
     return found
 
 

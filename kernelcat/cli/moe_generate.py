@@ -85,9 +85,9 @@ def generate(
     """
     try:
         from kernelcat.moe import ranges
-        from kernelcat.moe.engine.engine import Engine
         from kernelcat.moe.engine.parameters import SamplingParameters
-        from kernelcat.moe.profile import NUM_STEPS, NUM_WARM, profile_decoding
+        from kernelcat.moe.parallel.expert_stepping import profile_steps
+        from kernelcat.moe.profile import NUM_STEPS, NUM_WARM
         from kernelcat.moe.source import ModelSource
     except ModuleNotFoundError as error:
         raise MissingDependency(f"{error}: pip install 'kernelcat[moe]'") from error
@@ -112,12 +112,7 @@ def generate(
         result = _run(engine, tokens, parameters, silent=as_json)
     recorded = None
     if profile:
-        num_steps = min(NUM_STEPS, most)
-        recorded = (
-            profile_decoding(engine, [tokens], profile, num_steps)
-            if isinstance(engine, Engine)
-            else engine.profile_decoding([tokens], profile, num_steps)
-        )
+        recorded = profile_steps(engine, [tokens], profile, min(NUM_STEPS, most))
     engine.close()
     generated = Generated(
         source.name, source.device, prompt_tokens=len(tokens), load_seconds=loaded, **result,

@@ -58,7 +58,7 @@ class PartialProduct:
         return op(a, w, *args, tokens=tokens, **named)
 
     def leaving(self, sms: int) -> PartialProduct:
-        """The same kernels with launches that leave ``sms`` SMs to others."""
+        """This product with kernels that run on ``sms`` SMs fewer, which are free for others."""
         return replace(self, spare=sms)
 
     def launchers(self) -> list[Any]:

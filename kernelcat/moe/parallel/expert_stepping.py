@@ -9,7 +9,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from kernelcat.moe.engine.engine import EngineError, RequestOutput
+from kernelcat.moe.engine.engine import Engine, EngineError, RequestOutput
 from kernelcat.moe.engine.parameters import SamplingParameters
 from kernelcat.moe.engine.request import FinishReason
 from kernelcat.moe.engine.settings import EngineSettings
@@ -17,7 +17,7 @@ from kernelcat.moe.engine.statistics import Statistics
 from kernelcat.moe.parallel import expert_processes
 from kernelcat.moe.parallel.expert_statistics import ExpertStatistics
 from kernelcat.moe.parallel.router import Router
-from kernelcat.moe.profile import NUM_STEPS, StepProfile, check_file
+from kernelcat.moe.profile import NUM_STEPS, StepProfile, check_file, profile_decoding
 from kernelcat.moe.serve.engine_messages import (
     Open,
     Outputs,
@@ -199,3 +199,18 @@ class SteppedRanks:
         for pipe in self._pipes:
             pipe.kill()
         self._folder.cleanup()
+
+
+def profile_steps(
+    engine: Engine | SteppedRanks,
+    prompts: Sequence[Sequence[int]],
+    trace: Path,
+    num_steps: int = NUM_STEPS,
+) -> StepProfile:
+    """`profile_decoding` of an engine in this process, or of rank 0 of several processes.
+
+    Raises what `kernelcat.moe.profile.profile_decoding` and `SteppedRanks.profile_decoding` raise.
+    """
+    if isinstance(engine, SteppedRanks):
+        return engine.profile_decoding(prompts, trace, num_steps)
+    return profile_decoding(engine, prompts, trace, num_steps)

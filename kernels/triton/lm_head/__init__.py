@@ -181,7 +181,7 @@ def _unpromising_wide(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if problem["tokens"] <= MAX_BLOCK_T:
         return f"{problem['tokens']} rows of x fit into a smaller tile"
     if problem["tokens"] <= config["block_t"] // 2:
-        return f"{problem['tokens']} rows of x fill less than half of a tile"
+        return f"{problem['tokens']} rows of x fill at most half of a tile"
     return None
 
 
@@ -199,9 +199,9 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     merge_us = LAUNCH_US + problem["top_k"] * ROUND_US
     w_bytes = 2 * problem["vocab"] * problem["hidden"] * (groups - 1)
     memory_us = copy_us(int(ENTRY.bytes_moved(problem) + w_bytes), gpu, efficiency)
-    sums = 2 * groups * _block_t(problem, config) * problem["vocab"] * problem["hidden"]
+    operations = 2 * groups * _block_t(problem, config) * problem["vocab"] * problem["hidden"]
     rate = TENSOR_SHARE * min(1.0, _sums(problem, config) / MAX_SUMS + 0.25)
-    tensor_us = sums / (gpu.flops["bfloat16"] * rate) * 1e6
+    tensor_us = operations / (gpu.flops["bfloat16"] * rate) * 1e6
     return max(memory_us, tensor_us) + groups * search_us + merge_us
 
 
