@@ -256,6 +256,9 @@ class Outlined(Exchange):
     def _run(self, name: str, *_: Any) -> None:
         raise AssertionError(f"{name} runs in an outline")
 
+    def shared_bytes(self, size: int) -> list[torch.Tensor]:
+        raise AssertionError(f"{size} bytes in an outline")
+
 
 def test_products_of_all_ranks_rows_are_compiled_ahead() -> None:
     model = moe.random_model("small-deepseek-v3", "cpu", torch.bfloat16, share=ExpertShare(0, 2))

@@ -20,6 +20,7 @@ from kernelcat.moe.engine.step import ScheduledChunk, Step
 from kernelcat.moe.engine.step_arrays import StepArrays
 from kernelcat.moe.engine.step_sizes import Size, StepSizes
 from kernelcat.moe.parallel import router
+from kernelcat.moe.parallel.expert_moves import rounds
 from kernelcat.moe.parallel.expert_placement import evened
 from kernelcat.moe.parallel.expert_product import kernel_for
 from kernelcat.moe.parallel.expert_stepping import SteppedRanks
@@ -70,6 +71,20 @@ def test_loads_that_are_even_or_that_nothing_evens_move_nothing() -> None:
 
 
 # ---- requests ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("room", [2, 3, 8])
+def test_rounds_of_swaps_end_where_every_place_has_its_source(room: int) -> None:
+    generator = np.random.default_rng(room)
+    for ranks, local in [(2, 8), (4, 8), (8, 2)]:
+        sources = generator.permutation(ranks * local)
+        content = np.arange(ranks * local)
+        for swaps in rounds(sources, local, room):
+            assert {swaps[source]: source for source in swaps} == swaps
+            assert np.bincount(np.array(list(swaps)) // local).max() <= room
+            content[list(swaps)] = content[list(swaps.values())]
+        assert (content == sources).all()
+    assert not list(rounds(np.arange(4), 2, room))
 
 
 def test_requests_go_to_the_rank_with_the_fewest() -> None:

@@ -461,8 +461,9 @@ class Op:
         from kernelcat.runtime import launcher, workspaces
 
         load, gpu = partial(launcher.load, device=device, zeros=workspaces.cut), _gpu(device)
-        if self._spare:
+        if self._spare:  # thread blocks that wait for a launch would take the SMs that it leaves
             gpu = replace(gpu, sms=max(gpu.sms - self._spare, 1))
+            load = partial(load, in_turn=True)
         return build(self._known(), problem, gpu, load, ruling(problem, gpu, self.pin))
 
     def _known(self) -> Choices:

@@ -10,7 +10,7 @@ import itertools
 import json
 import reprlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -245,6 +245,10 @@ class Program:
 
     steps: tuple[Step, ...]
     workspaces: Mapping[str, int] = field(default_factory=dict)
+
+    def in_turn(self) -> Program:
+        """The same launches, none of which begins before the one before it has ended."""
+        return replace(self, steps=tuple(replace(step, programmatic=False) for step in self.steps))
 
 
 @dataclass(frozen=True)

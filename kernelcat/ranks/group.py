@@ -212,6 +212,14 @@ class Group:
             found[pointer.name] = self.device.bytes_at(peer.address + offset, array.nbytes, peer)
         return found
 
+    def at_ranks(self, array: Any) -> list[Any]:
+        """The bytes of an array in memory of :meth:`share`, of all ranks: this rank's, too."""
+        memories, offset = self._place("an array", self.device.address_of(array))
+        return [
+            self.device.bytes_at(memory.address + offset, array.nbytes, memory)
+            for memory in memories
+        ]
+
     def _place(self, name: str, address: int) -> tuple[list[Memory], int]:
         """The shared memory that has ``address``, and the bytes before it."""
         for memories in self._shared:

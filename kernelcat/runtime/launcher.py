@@ -54,10 +54,12 @@ def load(
     gpu: Gpu,
     device: int,
     zeros: Zeros = separate,
+    in_turn: bool = False,
 ) -> Launcher:
     """Build the program of ``config`` for ``problem``, and load it into GPU ``device``.
 
-    ``zeros`` allocates workspaces: :func:`workspaces.separate` or :func:`workspaces.cut`.
+    ``zeros`` allocates workspaces: :func:`workspaces.separate` or :func:`workspaces.cut`. With
+    ``in_turn`` no launch begins before the one before it has ended.
 
     Raises
     ------
@@ -76,6 +78,8 @@ def load(
     if entry.ranks:
         raise Unsupported(f"{entry.name} is for several ranks: load it by kernelcat.ranks.group")
     program = implementation.program(problem, config, gpu)
+    if in_turn:
+        program = program.in_turn()
     tensors, arch = entry.tensor_names, gpu.arch
 
     def find(step: Step) -> Code:

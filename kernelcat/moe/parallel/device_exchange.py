@@ -69,6 +69,10 @@ class DeviceExchange(Exchange):
         pointers = tuple(0 if tensor is None else tensor.data_ptr() for tensor in tensors)
         launch(pointers, torch.cuda.current_stream(self.device).cuda_stream)
 
+    def shared_bytes(self, size: int) -> list[torch.Tensor]:
+        own = self.group.share(size)
+        return [torch.from_dlpack(part) for part in self.group.at_ranks(own)]
+
     def _prepare(
         self, name: str, inputs: Tensors, out: Tensors, axes: Mapping[str, Any]
     ) -> Launcher:

@@ -218,6 +218,13 @@ class Exchange(ABC):
         )  # fmt: skip
         return out
 
+    @abstractmethod
+    def shared_bytes(self, size: int) -> list[torch.Tensor]:
+        """Memory of each rank, uint8 (size,), which all ranks read and write until `close`.
+
+        All ranks call this together. Raises ``RankFailed`` where a rank does not.
+        """
+
     # ---- what hosts agree on --------------------------------------------------------------------
 
     def gather(self, value: Any, limit_s: float = START_S) -> list[Any]:

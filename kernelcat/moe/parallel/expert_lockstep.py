@@ -26,7 +26,7 @@ from kernelcat.moe.engine.step_sizes import Size
 from kernelcat.moe.model import Decoder
 from kernelcat.moe.parallel.exchange import ANSWER_S, Exchange
 from kernelcat.moe.parallel.expert_load import ExpertLoad
-from kernelcat.moe.parallel.expert_moves import move
+from kernelcat.moe.parallel.expert_moves import ExpertMoves
 from kernelcat.moe.parallel.expert_placement import Counts, evened
 from kernelcat.moe.parallel.expert_statistics import ExpertStatistics
 from kernelcat.moe.profile import (
@@ -37,6 +37,9 @@ from kernelcat.moe.profile import (
     take_steps,
     writing,
 )
+
+LAYERS_A_PAUSE = 4
+"""Layers whose experts move between two steps, at most."""
 
 
 class LockstepEngine(Engine):
@@ -61,6 +64,7 @@ class LockstepEngine(Engine):
         load: ExpertLoad,
         rebalance_every: int = 0,
     ) -> None:
+        self._move_experts = ExpertMoves(exchange, load.layers[0]) if rebalance_every else None
         super().__init__(model, settings, decode)
         self._exchange, self._load, self._every = exchange, load, rebalance_every
         self._wakes = self._slept_after = 0
@@ -86,8 +90,9 @@ class LockstepEngine(Engine):
             if self._moves:
                 while self._runs:
                     outputs += self._collect()
-                if self.is_healthy:
-                    self._move()
+                for _ in range(min(LAYERS_A_PAUSE, len(self._moves))):
+                    if self.is_healthy:
+                        self._move()
             return outputs + super().step()
         except RankFailed as error:
             return outputs + self._fail(error)
@@ -196,9 +201,10 @@ class LockstepEngine(Engine):
 
     def _move(self) -> None:
         """Moves the experts of one layer; no step is in flight, on no rank."""
+        assert self._move_experts is not None
         layer, sources = self._moves.popleft()
         self._runner.synchronize_device()
-        move(self._exchange, self._load.layers[layer], sources)
+        self._move_experts(self._load.layers[layer], sources)
         with self._lock:
             self._num_moved += self._load.place(layer, sources)
         self._before[layer] = 0
