@@ -10,12 +10,12 @@
 
 namespace kernelcat {
 
-template <int kTileTokens, typename T, bool kFloat8, int kRanks, int kThreads, int kIdWords>
-__device__ __forceinline__ void move_in_rings(
-    DispatchRows<T, kFloat8, kRanks, kThreads, kIdWords>& rows, Waiting& waiting) {
+template <int kTileTokens, typename T, bool kFloat8, int kRanks, int kThreads>
+__device__ __forceinline__ void move_in_rings(DispatchRows<T, kFloat8, kRanks, kThreads>& rows,
+                                              Waiting& waiting) {
   const Windows<kRanks>& windows = rows.windows;
   if (has_failed(windows.of[0])) return;
-  const int num_tokens = rows.tokens.tokens, rank = windows.rank;
+  const int num_tokens = rows.num_tokens, rank = windows.rank;
   const RowShape<kFloat8>& shape = rows.shape;
   const RowRings rings{static_cast<int>(rows.epoch % 2), kRanks, kTileTokens, shape.num_vectors()};
   const int num_tiles = ceil_div(num_tokens, kTileTokens);
@@ -25,7 +25,7 @@ __device__ __forceinline__ void move_in_rings(
   };
   uint8_t* ranks_of = rows.memory.ranks;  // (count * kTileTokens,)
   find_ranks<kRanks, kThreads>(
-      ranks_of, count * kTileTokens, rows.tokens.expert_ids, shape.top_k, rows.tokens.local_experts,
+      ranks_of, count * kTileTokens, rows.expert_ids, shape.top_k, rows.local_experts,
       [&](int n) { return min(first_of(n / kTileTokens) + n % kTileTokens, num_tokens - 1); });
   rows.collect_arrivals(waiting);
   for (int tile = 0; tile < count + kRowLookahead; ++tile) {
