@@ -21,8 +21,8 @@ from kernelcat.cli.output import echo, emit
 from kernelcat.errors import MissingDependency
 
 if TYPE_CHECKING:
+    from kernelcat.moe.engine.served_engine import ServedEngine
     from kernelcat.moe.engine.settings import EngineSettings
-    from kernelcat.moe.serve.calls import AnyEngine
 
 CPU_CONTEXT = 1024
 """Tokens of a request on a CPU by default: oracles copy the whole cache."""
@@ -101,7 +101,7 @@ def serve(
     )
     if source.device == "cpu" and options["context"] is None:
         options["context"] = CPU_CONTEXT
-    engine: AnyEngine
+    engine: ServedEngine
     ranks, every = options["ep"], options["rebalance_every"]
     if divides_experts(ranks, every):
         engine = ExpertEngines(source, _settings(options), ranks, every)
