@@ -18,7 +18,7 @@ from kernelcat.cli.options import (
     tp,
 )
 from kernelcat.cli.output import echo, emit
-from kernelcat.errors import MissingDependency
+from kernelcat.errors import needs_extra
 
 if TYPE_CHECKING:
     from kernelcat.moe.engine.served_engine import ServedEngine
@@ -78,7 +78,7 @@ def serve(
       kernelcat moe serve gpt-oss-20b --port 8000 --disaggregate
       kernelcat moe serve small-llama --random-weights --device cpu
     """
-    try:
+    with needs_extra("moe"):
         from kernelcat.moe.disaggregate.front import Disaggregated
         from kernelcat.moe.disaggregate.router import Router
         from kernelcat.moe.engine.engine import EngineError
@@ -89,8 +89,6 @@ def serve(
         from kernelcat.moe.serve.service import Service
         from kernelcat.moe.serve.settings import Settings
         from kernelcat.moe.source import ModelSource
-    except ModuleNotFoundError as error:
-        raise MissingDependency(f"{error}: pip install 'kernelcat[moe]'") from error
     require_one_division({"tp": tp, **options})
     source = ModelSource.find(
         model, device, random_weights, tell=lambda line: echo(line, err=True), tp=tp
