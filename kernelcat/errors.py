@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class KernelcatError(Exception):
     """Base class. The message is one line; the command line prints it without a traceback."""
@@ -48,6 +51,15 @@ class LockError(KernelcatError):
 
 class StoreError(KernelcatError):
     """The tuning database cannot be read or written."""
+
+
+@contextmanager
+def needs_extra(name: str) -> Iterator[None]:
+    """Raises ``MissingDependency`` if an import in the context finds no package of an extra."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise MissingDependency(f"{error}: pip install 'kernelcat[{name}]'") from error
 
 
 def short(value: object) -> str:

@@ -26,6 +26,9 @@ from kernelcat.reference.rms_norm import TOLERANCE
 DTYPES = ("bfloat16", "float16")
 MAX_RANKS = 8
 """GPUs of one host."""
+SM_BLOCKS = 2
+"""Thread blocks that an SM holds of a launch over several ranks, whose thread blocks wait for each
+other and so all run at once: the launch bounds of all kernels ask for room for so many."""
 
 
 def _oracle(problem, arrays):

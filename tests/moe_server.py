@@ -17,9 +17,9 @@ from kernelcat import moe
 from kernelcat.moe.engine.async_engine import AsyncEngine
 from kernelcat.moe.engine.engine import Engine
 from kernelcat.moe.engine.limits import Limits
+from kernelcat.moe.engine.served_engine import ServedEngine
 from kernelcat.moe.engine.settings import EngineSettings
 from kernelcat.moe.serve.app import make_app
-from kernelcat.moe.serve.calls import AnyEngine
 from kernelcat.moe.serve.server import Server, make_server
 from kernelcat.moe.serve.service import Service
 from kernelcat.moe.serve.settings import Settings
@@ -86,7 +86,7 @@ def served(engine: Engine, tokenizer: Tokenizer, **settings: Any) -> Iterator[Se
 
 @contextmanager
 def running_server(
-    engine: AnyEngine, tokenizer: Tokenizer, **settings: Any
+    engine: ServedEngine, tokenizer: Tokenizer, **settings: Any
 ) -> Iterator[tuple[str, Server]]:
     """The URL of a server, and the server, until the context ends."""
     service = Service(engine, tokenizer, Settings(MODEL, port=0, **settings))

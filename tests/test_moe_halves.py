@@ -31,7 +31,7 @@ from kernelcat.moe.engine.step_sizes import Size
 from kernelcat.moe.grouped_experts import GroupedExperts
 from kernelcat.moe.ops import bind, on
 from kernelcat.moe.parallel.beside import Beside
-from kernelcat.moe.parallel.device_exchange import SM_BLOCKS, best
+from kernelcat.moe.parallel.device_exchange import best
 from kernelcat.moe.parallel.exchange import Exchange
 from kernelcat.moe.parallel.expert_layer import (
     ARRIVED,
@@ -52,6 +52,7 @@ from kernelcat.moe.parallel.halves import (
 from kernelcat.moe.parallel.host_exchange import HostExchange
 from kernelcat.moe.source import ModelSource
 from kernelcat.moe.weights import ExpertShare
+from kernelcat.reference.all_reduce import SM_BLOCKS
 from kernelcat.runtime import gpu as gpus
 
 HIDDEN, INTER, EXPERTS, TOP_K = 64, 32, 6, 2

@@ -31,7 +31,7 @@ from kernelcat.cli.options import (
     tp,
 )
 from kernelcat.cli.output import echo, emit, save, show
-from kernelcat.errors import InvalidArgument, MissingDependency
+from kernelcat.errors import InvalidArgument, needs_extra
 
 if TYPE_CHECKING:
     from kernelcat.moe.bench import Decoding
@@ -187,11 +187,9 @@ def bench(
       kernelcat moe bench gpt-oss-20b --random-weights --disaggregate \\
         --batches 32 --tokens 2048 --prefill 8192 --rate 4
     """
-    try:
+    with needs_extra("moe"):
         from kernelcat.moe.serving_metrics import Slo
         from kernelcat.moe.workload import Workload
-    except ModuleNotFoundError as error:
-        raise MissingDependency(f"{error}: pip install 'kernelcat[moe]'") from error
     ranges, objectives = (_range(inputs), _range(outputs)), Slo.parse(slo)
     loads = [Workload(requests, *ranges, rate, seed) for rate in rates or (inf,) if requests]
     if url and (options["profile"] or options["nvtx"]):
@@ -216,10 +214,8 @@ def _bench_server(
     """Loads on the server at ``url``."""
     from kernelcat.moe.serving_metrics import measure
 
-    try:
+    with needs_extra("moe"):
         from kernelcat.moe.serve.load import Target, run
-    except ModuleNotFoundError as error:
-        raise MissingDependency(f"{error}: pip install 'kernelcat[moe]'") from error
     target = Target.find(url, model, options["vocab_size"], options["api_key"])
     results = Results(options["out"], {"url": url, "model": target.model})
     for load in loads:

@@ -12,7 +12,7 @@ import click
 
 from kernelcat.cli.options import as_json, divides_experts, ep, nvtx, profile_file, tp
 from kernelcat.cli.output import echo, emit, show, stream
-from kernelcat.errors import InvalidArgument, MissingDependency
+from kernelcat.errors import InvalidArgument, needs_extra
 
 if TYPE_CHECKING:
     from kernelcat.moe.engine.engine import Engine
@@ -83,14 +83,12 @@ def generate(
       kernelcat moe generate gpt-oss-20b "Hello" --random-weights --max-tokens 20
       kernelcat moe generate gpt-oss-20b "Hello" --random-weights --profile step.json
     """
-    try:
+    with needs_extra("moe"):
         from kernelcat.moe import ranges
         from kernelcat.moe.engine.parameters import SamplingParameters
         from kernelcat.moe.parallel.expert_stepping import profile_steps
         from kernelcat.moe.profile import NUM_STEPS, NUM_WARM
         from kernelcat.moe.source import ModelSource
-    except ModuleNotFoundError as error:
-        raise MissingDependency(f"{error}: pip install 'kernelcat[moe]'") from error
     most = sampling["max_tokens"] - NUM_WARM - 2  # two tokens are written before and after
     if profile and most < 1:
         raise InvalidArgument(f"--profile needs --max-tokens of at least {NUM_WARM + 3}")

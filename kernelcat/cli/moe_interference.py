@@ -12,10 +12,9 @@ from kernelcat.cli.output import echo, emit, save, show
 from kernelcat.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from kernelcat.moe.disaggregate.front import Disaggregated
     from kernelcat.moe.disaggregate.interference import Interference, Traffic
+    from kernelcat.moe.engine.served_engine import ServedEngine
     from kernelcat.moe.engine.settings import EngineSettings
-    from kernelcat.moe.serve.engine_process import EngineProcess
     from kernelcat.moe.source import ModelSource
 
 
@@ -52,7 +51,7 @@ def bench_interference(
 
 def _engines(
     source: ModelSource, settings: EngineSettings, short_prompt: int
-) -> dict[str, Callable[[], EngineProcess | Disaggregated]]:
+) -> dict[str, Callable[[], ServedEngine]]:
     """Name -> opens the engine: both do not fit into one GPU."""
     from kernelcat.moe.disaggregate.front import Disaggregated
     from kernelcat.moe.disaggregate.router import Router

@@ -9,7 +9,7 @@ import click
 
 from kernelcat.cli.options import as_json, integers, out_file
 from kernelcat.cli.output import echo, emit, save, show
-from kernelcat.errors import InvalidArgument, KernelcatError, MissingDependency
+from kernelcat.errors import InvalidArgument, KernelcatError, needs_extra
 
 if TYPE_CHECKING:
     from kernelcat.moe.ladder import Result
@@ -48,15 +48,13 @@ def ladder(
       kernelcat moe ladder gpt-oss-20b --random-weights --plot ladder.svg
       kernelcat moe ladder small-gpt-oss --random-weights --batches 1,2 --context 100
     """
-    try:
+    with needs_extra("moe"):
         import torch
 
         from kernelcat.moe import ladder_report
         from kernelcat.moe.divergence import Prompts
         from kernelcat.moe.ladder import Plan, climb
         from kernelcat.moe.source import ModelSource
-    except ModuleNotFoundError as error:
-        raise MissingDependency(f"{error}: pip install 'kernelcat[moe]'") from error
     batches = integers(options["batches"], "must be positive numbers like 1,8,64")
     if min(options["context"] - 1, options["tokens"] - 1, *_counts(options)) < 1:
         raise InvalidArgument(

@@ -18,11 +18,11 @@ from kernelcat.cli.options import (
     tp,
 )
 from kernelcat.cli.output import echo, emit
-from kernelcat.errors import MissingDependency
+from kernelcat.errors import needs_extra
 
 if TYPE_CHECKING:
+    from kernelcat.moe.engine.served_engine import ServedEngine
     from kernelcat.moe.engine.settings import EngineSettings
-    from kernelcat.moe.serve.calls import AnyEngine
 
 CPU_CONTEXT = 1024
 """Tokens of a request on a CPU by default: oracles copy the whole cache."""
@@ -78,7 +78,7 @@ def serve(
       kernelcat moe serve gpt-oss-20b --port 8000 --disaggregate
       kernelcat moe serve small-llama --random-weights --device cpu
     """
-    try:
+    with needs_extra("moe"):
         from kernelcat.moe.disaggregate.front import Disaggregated
         from kernelcat.moe.disaggregate.router import Router
         from kernelcat.moe.engine.engine import EngineError
@@ -89,8 +89,6 @@ def serve(
         from kernelcat.moe.serve.service import Service
         from kernelcat.moe.serve.settings import Settings
         from kernelcat.moe.source import ModelSource
-    except ModuleNotFoundError as error:
-        raise MissingDependency(f"{error}: pip install 'kernelcat[moe]'") from error
     require_one_division({"tp": tp, **options})
     source = ModelSource.find(
         model, device, random_weights, tell=lambda line: echo(line, err=True), tp=tp
@@ -101,7 +99,7 @@ def serve(
     )
     if source.device == "cpu" and options["context"] is None:
         options["context"] = CPU_CONTEXT
-    engine: AnyEngine
+    engine: ServedEngine
     ranks, every = options["ep"], options["rebalance_every"]
     if divides_experts(ranks, every):
         engine = ExpertEngines(source, _settings(options), ranks, every)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from kernelcat.errors import InvalidArgument, MissingDependency
+from kernelcat.errors import InvalidArgument, MissingDependency, needs_extra
 from kernelcat.moe.config import Config
 from kernelcat.moe.llama import LlamaConfig
 from kernelcat.moe.loading import build
@@ -203,10 +203,8 @@ def _write_texts(reader: GGUFReader, config: Config, folder: Path) -> None:
 
 def _tokenizer(reader: GGUFReader, tokens: list[str]) -> Tokenizer:
     """A byte-level BPE tokenizer from its vocabulary and merges."""
-    try:
+    with needs_extra("moe"):
         from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    except ModuleNotFoundError as error:
-        raise MissingDependency(f"{error}: pip install 'kernelcat[moe]'") from error
     kind = _value(reader, "tokenizer.ggml.model"), _value(reader, "tokenizer.ggml.pre")
     if kind[0] != "gpt2" or kind[1] not in PRE_TOKENIZERS:
         raise InvalidArgument(

@@ -21,7 +21,7 @@ Source: OpenAI, "gpt-oss-120b & gpt-oss-20b model card", 2025, and the published
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -101,13 +101,8 @@ class GptOss(Decoder):
     config_type = GptOssConfig
     config: GptOssConfig
 
-    @property
-    def rotary_dim(self) -> int:
-        return self.config.head_dim
-
     def cache_layer(self, index: int) -> CacheLayer:
-        c = self.config
-        return CacheLayer(((c.num_key_value_heads, c.head_dim),) * 2, self._window(index))
+        return replace(super().cache_layer(index), window=self._window(index))
 
     def _window(self, index: int) -> int:
         return self.config.sliding_window if self.config.layer_types[index] == SLIDING else 0

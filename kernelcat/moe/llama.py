@@ -20,7 +20,6 @@ import torch
 
 from kernelcat.moe.batch import Batch
 from kernelcat.moe.blocks import Mlp, Output, Projections, added, mlp, output, queries
-from kernelcat.moe.cache import CacheLayer
 from kernelcat.moe.config import Config
 from kernelcat.moe.model import Decoder
 from kernelcat.moe.weights import Weights
@@ -64,13 +63,6 @@ class Llama(Decoder):
 
     config_type = LlamaConfig
     config: LlamaConfig
-
-    @property
-    def rotary_dim(self) -> int:
-        return self.config.head_dim
-
-    def cache_layer(self, index: int) -> CacheLayer:
-        return CacheLayer(((self.config.num_key_value_heads, self.config.head_dim),) * 2)
 
     def read_layer(self, weights: Weights, prefix: str, index: int) -> Layer:
         c = self.config

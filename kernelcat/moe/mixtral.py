@@ -23,7 +23,6 @@ import torch
 
 from kernelcat.moe.batch import Batch
 from kernelcat.moe.blocks import Output, Projections, experts, mixture, output, queries
-from kernelcat.moe.cache import CacheLayer
 from kernelcat.moe.config import Config
 from kernelcat.moe.model import Decoder
 from kernelcat.moe.ops import activation_type
@@ -73,13 +72,6 @@ class Mixtral(Decoder):
 
     config_type = MixtralConfig
     config: MixtralConfig
-
-    @property
-    def rotary_dim(self) -> int:
-        return self.config.head_dim
-
-    def cache_layer(self, index: int) -> CacheLayer:
-        return CacheLayer(((self.config.num_key_value_heads, self.config.head_dim),) * 2)
 
     def read_layer(self, weights: Weights, prefix: str, index: int) -> Layer:
         c, moe = self.config, f"{prefix}block_sparse_moe."

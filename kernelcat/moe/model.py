@@ -75,17 +75,17 @@ class Decoder(ABC):
         self.cos_sin = config.rope.table(self.rotary_dim, self.max_positions).to(self.device)
 
     @property
-    @abstractmethod
     def rotary_dim(self) -> int:
-        """Elements of a head that RoPE rotates."""
+        """Elements of a head that RoPE rotates: all, if the model says nothing else."""
+        return int(self.config.head_dim)
 
     @abstractmethod
     def read_layer(self, weights: Weights, prefix: str, index: int) -> Any:
         """The weights of layer ``index``, whose published names begin with ``prefix``."""
 
-    @abstractmethod
     def cache_layer(self, index: int) -> CacheLayer:
-        """What layer ``index`` caches of a token."""
+        """What layer ``index`` caches of a token: keys and values, and all tokens are seen."""
+        return CacheLayer(((self.config.num_key_value_heads, self.config.head_dim),) * 2)
 
     @abstractmethod
     def forward(

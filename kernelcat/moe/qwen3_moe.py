@@ -25,7 +25,6 @@ import torch
 
 from kernelcat.moe.batch import Batch
 from kernelcat.moe.blocks import Output, Projections, experts, mixture, output, queries
-from kernelcat.moe.cache import CacheLayer
 from kernelcat.moe.config import Config
 from kernelcat.moe.model import Decoder
 from kernelcat.moe.ops import activation_type
@@ -71,13 +70,6 @@ class Qwen3Moe(Decoder):
 
     config_type = Qwen3MoeConfig
     config: Qwen3MoeConfig
-
-    @property
-    def rotary_dim(self) -> int:
-        return self.config.head_dim
-
-    def cache_layer(self, index: int) -> CacheLayer:
-        return CacheLayer(((self.config.num_key_value_heads, self.config.head_dim),) * 2)
 
     def read_layer(self, weights: Weights, prefix: str, index: int) -> Layer:
         c = self.config

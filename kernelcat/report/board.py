@@ -25,7 +25,7 @@ from kernelcat.store import (
     tied,
 )
 from kernelcat.store.history import Past
-from kernelcat.store.races import Key, preference
+from kernelcat.store.races import Key, microseconds, preference
 from kernelcat.verify import code_record
 
 if TYPE_CHECKING:
@@ -301,12 +301,6 @@ def _roof(sku: str, dtype: str, flops: int, moved: int) -> tuple[float | None, s
         return None, "compute" if flops > moved else "memory"
     compute, memory = gpu.roofline_us(flops, 0, dtype), gpu.roofline_us(0, moved, dtype)
     return max(compute, memory), "compute" if compute > memory else "memory"
-
-
-def microseconds(row: Measurement) -> float:
-    """The median of a row that passed, in microseconds."""
-    assert row.median_us is not None, "only passed rows race"
-    return row.median_us
 
 
 def _geometric_mean(values: Sequence[float]) -> float:

@@ -22,6 +22,7 @@ from kernelcat import catalog
 from kernelcat.catalog.implementation import Config
 from kernelcat.catalog.random_problems import as_called, draw
 from kernelcat.catalog.spec import Entry, Problem
+from kernelcat.report.predictions import Contestant
 from kernelcat.runtime.gpu import Gpu
 from kernelcat.store import lines
 from kernelcat.store.calibration import Calibrated, Coefficients, Member
@@ -42,8 +43,6 @@ RANDOM_PROBLEMS, RANDOM_SEED = 100, "portfolio"
 """Random problems that a portfolio serves, beside the measured ones. Dispatch is judged with other
 seeds."""
 
-Contestant = tuple[str, Config]
-"""Name of an implementation, and a configuration."""
 Losses = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 Times = Mapping[Problem, Mapping[Contestant, float]]
 """Problem -> contestant -> microseconds."""

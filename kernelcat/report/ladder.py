@@ -10,11 +10,11 @@ from typing import Any
 from kernelcat import catalog
 from kernelcat.catalog.implementation import LANGUAGES, Implementation
 from kernelcat.catalog.spec import Problem
-from kernelcat.report.board import Rates, in_catalog, microseconds
+from kernelcat.report.board import Rates, in_catalog
 from kernelcat.report.grid import STALE, caption, duration, figure, rate
 from kernelcat.report.sheet import Sheet
 from kernelcat.store import Measurement, Race, newest_races
-from kernelcat.store.races import LADDER
+from kernelcat.store.races import LADDER, microseconds
 from kernelcat.verify import code_record
 
 

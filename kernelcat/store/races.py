@@ -126,11 +126,11 @@ def rank(rows: Sequence[Measurement]) -> list[Measurement]:
     """
     if not rows:
         return []
-    fastest = min(_median(row) for row in rows)
+    fastest = min(microseconds(row) for row in rows)
 
     def place(row: Measurement) -> tuple[bool, float, str, str, str]:
-        is_tied = _median(row) <= fastest * (1 + TIE)
-        median = 0.0 if is_tied else _median(row)
+        is_tied = microseconds(row) <= fastest * (1 + TIE)
+        median = 0.0 if is_tied else microseconds(row)
         return not row.winner, median, row.language, row.variant, row.config_key
 
     return sorted(rows, key=place)
@@ -138,7 +138,7 @@ def rank(rows: Sequence[Measurement]) -> list[Measurement]:
 
 def tied(a: Measurement, b: Measurement) -> bool:
     """Whether two rows of one run are a tie: within :data:`TIE`, or their intervals overlap."""
-    low, high = sorted((_median(a), _median(b)))
+    low, high = sorted((microseconds(a), microseconds(b)))
     if high <= low * (1 + TIE):
         return True
     return bool(a.ci_us and b.ci_us and a.ci_us[0] <= b.ci_us[1] and b.ci_us[0] <= a.ci_us[1])
@@ -165,7 +165,7 @@ def _newest(key: Key, runs: dict[Run, list[Measurement]]) -> Race | None:
         key,
         run.name,
         tuple(rank([rank(rows)[0] for rows in by_variant.values()])),
-        tuple(sorted(peers.values(), key=lambda row: (_median(row), row.variant))),
+        tuple(sorted(peers.values(), key=lambda row: (microseconds(row), row.variant))),
     )
 
 
@@ -180,6 +180,7 @@ def _evidence(row: Measurement) -> tuple[str, int]:
     return row.created_at, row.samples
 
 
-def _median(row: Measurement) -> float:
+def microseconds(row: Measurement) -> float:
+    """The median of a row that passed, in microseconds."""
     assert row.median_us is not None, "only passed rows race"
     return row.median_us

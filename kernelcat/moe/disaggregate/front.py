@@ -1,4 +1,4 @@
-"""An engine of two processes, with the interface of `EngineProcess`."""
+"""An engine of two processes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import tempfile
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,11 @@ from kernelcat.moe.disaggregate.router import Router
 from kernelcat.moe.disaggregate.side import Side
 from kernelcat.moe.disaggregate.watch import watch
 from kernelcat.moe.engine.engine import EngineError, RequestOutput
-from kernelcat.moe.engine.limits import Limits
-from kernelcat.moe.engine.parameters import SamplingParameters
 from kernelcat.moe.engine.request import FinishReason
+from kernelcat.moe.engine.served_engine import Ask, ServedEngine
 from kernelcat.moe.engine.settings import EngineSettings
-from kernelcat.moe.serve.engine_messages import Arrived, Cancel, FromEngine, Open, Submit, Wanted
+from kernelcat.moe.serve.engine_messages import Arrived, FromEngine, Open, Submit, Wanted
 from kernelcat.moe.serve.engine_process import EngineProcess
-from kernelcat.moe.serve.grammars import Grammar
 from kernelcat.moe.source import ModelSource
 
 
@@ -40,6 +38,8 @@ class PrefillProcess(SideProcess):
     async def first(self, message: Submit) -> RequestOutput:
         """The last output of a request of one token: no page of it is written any more.
 
+        `cancel` lets it come soon, without a token.
+
         Raises
         ------
         KernelcatError
@@ -47,19 +47,9 @@ class PrefillProcess(SideProcess):
         """
         if not self.is_healthy:
             raise EngineError("the engine has stopped")
-        queue = self._streams[message.request_id] = asyncio.Queue()
-        self._send(message)
-        try:
-            output = await queue.get()
-        finally:
-            del self._streams[message.request_id]
-        if isinstance(output, Exception):
-            raise output
-        return output
-
-    def cancel(self, request_id: str) -> None:
-        """Lets `first` return soon, without a token."""
-        self._send(Cancel(request_id))
+        with self._readers.reading(message.request_id) as reader:
+            self._send(message)
+            return await reader.get()
 
 
 class DecodeProcess(SideProcess):
@@ -92,7 +82,7 @@ class DecodeProcess(SideProcess):
         self._send(Arrived(output))
 
 
-class Disaggregated:
+class Disaggregated(ServedEngine):
     """Two processes with an engine each: one computes prompts, the other one writes.
 
     They end with the thread that makes this object. Parameters, attributes and errors are those of
@@ -112,7 +102,7 @@ class Disaggregated:
             self.decode = DecodeProcess(source, settings, Side(True, path, router or Router()))
             self._wait_until_ready()
         self.decode.on_wanted = self._compute_wanted
-        self.limits: Limits = self.decode.limits
+        self.limits = self.decode.limits
         self._ids = itertools.count()
         self._computing: dict[str, int] = {}
         self._num_computed = 0
@@ -133,14 +123,11 @@ class Disaggregated:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether both processes run and steps can run."""
         return self.prefill.is_healthy and self.decode.is_healthy
 
     def metrics(self) -> dict[str, float]:
         """The decode engine's statistics, those of the prefill engine as ``prefill_...``, and
         ``fetched_requests_total``: requests whose prompts the prefill engine has computed.
-
-        Raises ``EngineError`` if a process has ended.
         """
         prefill = {f"prefill_{name}": value for name, value in self.prefill.metrics().items()}
         return {
@@ -150,36 +137,21 @@ class Disaggregated:
         }
 
     async def start(self) -> None:
-        """Begins to read outputs. Call it in the event loop that calls `generate`."""
         for side in (self.prefill, self.decode):
             await side.start()
             self._keep(watch(side))
 
     async def stop(self, grace: float = 0.0) -> None:
-        """As `EngineProcess.stop`, of both."""
         await self.decode.stop(grace)
         await self.prefill.stop()
         for task in self._tasks:
             task.cancel()
 
-    async def generate(
-        self,
-        prompt: Sequence[int],
-        parameters: SamplingParameters | None = None,
-        *,
-        request_id: str | None = None,
-        needs_text: bool = True,
-        constraint: Grammar | None = None,
-        salt: str = "",
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """As `EngineProcess.generate`."""
+    async def outputs(self, ask: Ask) -> AsyncGenerator[RequestOutput, None]:
         if not self.prefill.is_healthy:
             raise EngineError("the engine does not run")
-        name = f"request-{next(self._ids)}" if request_id is None else request_id
-        outputs = self.decode.generate(
-            prompt, parameters, request_id=name, needs_text=needs_text, constraint=constraint,
-            salt=salt,
-        )  # fmt: skip
+        name = f"request-{next(self._ids)}" if ask.request_id is None else ask.request_id
+        outputs = self.decode.outputs(replace(ask, request_id=name))
         try:
             async with contextlib.aclosing(outputs):
                 async for output in outputs:

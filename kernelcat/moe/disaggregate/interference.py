@@ -16,10 +16,9 @@ from itertools import count, pairwise
 
 from kernelcat.errors import InvalidArgument, KernelcatError
 from kernelcat.moe.bench import prompts
-from kernelcat.moe.disaggregate.front import Disaggregated
 from kernelcat.moe.engine.limits import QueueFull
 from kernelcat.moe.engine.parameters import SamplingParameters
-from kernelcat.moe.serve.engine_process import EngineProcess
+from kernelcat.moe.engine.served_engine import ServedEngine
 from kernelcat.moe.serving_metrics import Percentiles
 
 POLL_S = 0.01
@@ -88,9 +87,7 @@ class _Writer:
     num_tokens: int = 0
 
 
-async def measure(
-    name: str, engine: EngineProcess | Disaggregated, traffic: Traffic
-) -> Interference:
+async def measure(name: str, engine: ServedEngine, traffic: Traffic) -> Interference:
     """Starts ``engine``, measures, and stops it.
 
     Raises
@@ -105,9 +102,7 @@ async def measure(
         await engine.stop()
 
 
-async def _measure(
-    name: str, engine: EngineProcess | Disaggregated, traffic: Traffic
-) -> Interference:
+async def _measure(name: str, engine: ServedEngine, traffic: Traffic) -> Interference:
     vocab_size, waits = engine.limits.vocab_size, list[float]()
     texts = prompts(traffic.batch, traffic.context, vocab_size, seed=0)
     writers = [_Writer() for _ in texts]
@@ -131,9 +126,7 @@ async def _measure(
     return Interference(name, traffic, idle, loaded, Percentiles.of(waits))
 
 
-async def _write(
-    engine: EngineProcess | Disaggregated, text: list[int], num_tokens: int, writer: _Writer
-) -> None:
+async def _write(engine: ServedEngine, text: list[int], num_tokens: int, writer: _Writer) -> None:
     """Runs a request, and notes its outputs in ``writer``."""
     parameters = SamplingParameters(temperature=0, max_tokens=num_tokens)
     async for output in engine.generate(text, parameters, needs_text=False):
@@ -144,7 +137,7 @@ async def _write(
 
 
 async def _arrive(
-    engine: EngineProcess | Disaggregated,
+    engine: ServedEngine,
     traffic: Traffic,
     waits: list[float],
     tasks: list[asyncio.Task[None]],

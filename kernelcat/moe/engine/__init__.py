@@ -15,4 +15,5 @@ The rest runs it:
     settings, memory, building, ahead          how many pages there are, and what is compiled first
     step_buffers, streams, runner, sampling    a step on the device: copies, graphs, chosen tokens
     engine, async_engine                       steps for a caller, or on a thread for asyncio
+    served_engine, readers                     what a server needs of an engine, wherever it runs
 """

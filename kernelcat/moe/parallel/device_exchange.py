@@ -23,12 +23,11 @@ from kernelcat.moe.parallel.exchange import Exchange, Tensors
 from kernelcat.ranks import shares
 from kernelcat.ranks.group import Group
 from kernelcat.ranks.rendezvous import Watch
+from kernelcat.reference.all_reduce import SM_BLOCKS
 from kernelcat.runtime.device import CudaDevice
 from kernelcat.runtime.gpu import Gpu
 from kernelcat.runtime.launcher import Launcher
 
-SM_BLOCKS = 2
-"""Thread blocks of an exchange that an SM takes."""
 REASON_S = 0.1
 """Seconds in which a rank that a kernel missed may say why it has failed."""
 

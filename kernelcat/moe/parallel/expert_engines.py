@@ -1,4 +1,4 @@
-"""Engines of several ranks behind the interface of one, for the server.
+"""Engines of several ranks as one, for the server.
 
 A router hands each request to one rank. All others hear of it, because ranks take every step
 together.
@@ -7,26 +7,25 @@ together.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 from kernelcat.moe.engine.engine import EngineError, RequestOutput
-from kernelcat.moe.engine.parameters import SamplingParameters
 from kernelcat.moe.engine.request import FinishReason
+from kernelcat.moe.engine.served_engine import Ask, ServedEngine
 from kernelcat.moe.engine.settings import EngineSettings
 from kernelcat.moe.parallel import expert_processes
 from kernelcat.moe.parallel.expert_statistics import ExpertStatistics
 from kernelcat.moe.parallel.router import Router
 from kernelcat.moe.serve.engine_process import EngineProcess
-from kernelcat.moe.serve.grammars import Grammar
 from kernelcat.moe.source import ModelSource
 
 
-class ExpertEngines:
-    """A process for each rank, with the interface of `EngineProcess`.
+class ExpertEngines(ServedEngine):
+    """A process for each rank.
 
     When a rank ends, the processes of all others end too, and all requests get an error. They end
     with the thread that makes this object.
@@ -65,7 +64,6 @@ class ExpertEngines:
             engine.on_end = partial(self._end, rank)
         self.limits = self._engines[0].limits
         self._router = Router(ranks, settings.page_size)
-        self._is_refusing = False
 
     @property
     def process_ids(self) -> list[int]:
@@ -74,53 +72,29 @@ class ExpertEngines:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether all processes run and steps can run."""
         return all(engine.is_healthy for engine in self._engines)
 
     def metrics(self) -> dict[str, Any]:
-        """The statistics of all ranks together by name; waits, so call it in a thread.
-
-        Raises ``EngineError`` if a process has ended.
-        """
+        """The statistics of all ranks together."""
         return asdict(ExpertStatistics.together([e.statistics() for e in self._engines]))
 
     async def start(self) -> None:
-        """As `EngineProcess.start`."""
         for engine in self._engines:
             await engine.start()
 
     async def stop(self, grace: float = 0.0) -> None:
-        """As `EngineProcess.stop`."""
-        self._is_refusing = True
-        end = asyncio.get_running_loop().time() + grace
-        while any(self._router.num_running) and asyncio.get_running_loop().time() < end:
-            if not self.is_healthy:
-                break
-            await asyncio.sleep(0.01)
+        await self._drain(grace, lambda: any(self._router.num_running))
         await asyncio.gather(*(engine.stop() for engine in self._engines))
         self._folder.cleanup()
 
-    async def generate(
-        self,
-        prompt: Sequence[int],
-        parameters: SamplingParameters | None = None,
-        *,
-        request_id: str | None = None,
-        needs_text: bool = True,
-        constraint: Grammar | None = None,
-        salt: str = "",
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """As `EngineProcess.generate`, by one of the ranks."""
+    async def outputs(self, ask: Ask) -> AsyncGenerator[RequestOutput, None]:
         if self._is_refusing or not self.is_healthy:
             raise EngineError(self._reason())
-        rank = self._router.start(prompt, salt)
+        rank = self._router.start(ask.prompt, ask.salt)
         for other, engine in enumerate(self._engines):
             if other != rank:
                 engine.wake()
-        outputs = self._engines[rank].generate(
-            prompt, parameters, request_id=request_id, needs_text=needs_text,
-            constraint=constraint, salt=salt,
-        )  # fmt: skip
+        outputs = self._engines[rank].outputs(ask)
         try:
             async with aclosing(outputs):
                 async for output in outputs:

@@ -13,18 +13,13 @@ from dataclasses import dataclass, field
 
 from starlette.types import Receive
 
-from kernelcat.moe.disaggregate.front import Disaggregated
-from kernelcat.moe.engine.async_engine import AsyncEngine, RequestOutput
+from kernelcat.moe.engine.engine import RequestOutput
 from kernelcat.moe.engine.parameters import SamplingParameters
 from kernelcat.moe.engine.request import FinishReason
-from kernelcat.moe.parallel.expert_engines import ExpertEngines
+from kernelcat.moe.engine.served_engine import ServedEngine
 from kernelcat.moe.serve import errors
-from kernelcat.moe.serve.engine_process import EngineProcess
 from kernelcat.moe.serve.grammars import Grammar
 from kernelcat.moe.serve.metrics import Metrics
-
-AnyEngine = AsyncEngine | EngineProcess | ExpertEngines | Disaggregated
-"""An engine in this process, in a process of its own, in one for each rank, or in two sides."""
 
 
 class ClientGone(Exception):
@@ -77,7 +72,7 @@ class Call:
     """
 
     def __init__(
-        self, engine: AnyEngine, jobs: Sequence[Job], receive: Receive, metrics: Metrics
+        self, engine: ServedEngine, jobs: Sequence[Job], receive: Receive, metrics: Metrics
     ) -> None:
         self.jobs = jobs
         self._engine, self._receive, self._metrics = engine, receive, metrics
@@ -173,7 +168,7 @@ class Call:
 class Calls:
     """All calls that run."""
 
-    def __init__(self, engine: AnyEngine, metrics: Metrics) -> None:
+    def __init__(self, engine: ServedEngine, metrics: Metrics) -> None:
         self._engine, self._metrics = engine, metrics
         self._running: set[Call] = set()
 

@@ -1,4 +1,4 @@
-"""An engine in a process of its own, with the interface of `AsyncEngine`.
+"""An engine in a process of its own.
 
 HTTP and the engine's scheduler are both Python. In one process they take turns, and a step waits
 for the events of the step before. In two processes a server that is behind merges outputs, and the
@@ -11,14 +11,14 @@ import asyncio
 import contextlib
 import itertools
 import threading
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict
 from typing import Any
 
 from kernelcat.moe.engine.engine import EngineError, RequestOutput
-from kernelcat.moe.engine.limits import Limits
-from kernelcat.moe.engine.parameters import SamplingParameters
+from kernelcat.moe.engine.readers import Readers
+from kernelcat.moe.engine.served_engine import Ask, ServedEngine
 from kernelcat.moe.engine.settings import EngineSettings
 from kernelcat.moe.engine.statistics import Statistics
 from kernelcat.moe.parallel.expert_member import ExpertMember
@@ -41,7 +41,7 @@ from kernelcat.moe.source import ModelSource
 STATISTICS_TIMEOUT = 10.0
 
 
-class EngineProcess:
+class EngineProcess(ServedEngine):
     """A process with an engine. It ends with the thread that makes this object.
 
     Parameters
@@ -65,8 +65,6 @@ class EngineProcess:
         The process has ended without saying why.
     """
 
-    limits: Limits
-
     def __init__(
         self, source: ModelSource, settings: EngineSettings, member: ExpertMember | None = None
     ) -> None:
@@ -81,11 +79,10 @@ class EngineProcess:
         self._pipe = EnginePipe(message, env)
         self._asking = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._reader: threading.Thread | None = None
-        self._streams: dict[str, asyncio.Queue[RequestOutput | Exception]] = {}
+        self._thread: threading.Thread | None = None
+        self._readers = Readers()
         self._statistics: list[Future[Statistics]] = []
         self._ids = itertools.count()
-        self._is_refusing = False
         self._has_ended = False
         self.reason = "the engine has stopped"
         self.on_end: Callable[[], object] = lambda: None
@@ -101,11 +98,9 @@ class EngineProcess:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the process runs and steps can run."""
-        return self._reader is not None and not self._has_ended
+        return self._thread is not None and not self._has_ended
 
     def metrics(self) -> dict[str, Any]:
-        """The engine's statistics by name; waits for the process, so call it in a thread."""
         return asdict(self.statistics())
 
     def statistics(self) -> Statistics:
@@ -135,52 +130,32 @@ class EngineProcess:
             self._pipe.kill()
 
     async def start(self) -> None:
-        """Begins to read outputs. Call it in the event loop that calls `generate`."""
         self._loop = asyncio.get_running_loop()
-        self._reader = threading.Thread(target=self._read, name="kernelcat-outputs", daemon=True)
-        self._reader.start()
+        self._thread = threading.Thread(target=self._read, name="kernelcat-outputs", daemon=True)
+        self._thread.start()
 
     async def stop(self, grace: float = 0.0) -> None:
-        """Refuses new requests, waits up to ``grace`` seconds for those that run, ends the others.
-
-        A request that is ended gets a last output with finish reason CANCELLED. Then the process
-        ends.
-        """
-        self._is_refusing = True
-        end = asyncio.get_running_loop().time() + grace
-        while self._streams and asyncio.get_running_loop().time() < end and self.is_healthy:
-            await asyncio.sleep(0.01)
+        await self._drain(grace, lambda: self._readers.are_waiting)
         self._send(Stop())
         await asyncio.to_thread(self._pipe.join)
 
-    async def generate(
-        self,
-        prompt: Sequence[int],
-        parameters: SamplingParameters | None = None,
-        *,
-        request_id: str | None = None,
-        needs_text: bool = True,
-        constraint: Grammar | None = None,
-        salt: str = "",
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """As `AsyncEngine.generate`; a constraint must be a `Grammar` at its beginning."""
+    async def outputs(self, ask: Ask) -> AsyncGenerator[RequestOutput, None]:
         if self._is_refusing or not self.is_healthy:
             raise EngineError("the engine does not run")
-        name = f"request-{next(self._ids)}" if request_id is None else request_id
-        queue = self._streams[name] = asyncio.Queue[RequestOutput | Exception]()
-        grammar = None if constraint is None else constraint.text
-        parameters = parameters or SamplingParameters()
-        self._submit(Submit(name, list(prompt), parameters, needs_text, grammar, salt))
-        has_ended = False
-        try:
-            while not has_ended:
-                output = _merged(queue, await queue.get())
-                has_ended = output.finish_reason is not None
+        name = f"request-{next(self._ids)}" if ask.request_id is None else ask.request_id
+        grammar = None
+        if ask.constraint is not None:
+            assert isinstance(ask.constraint, Grammar)
+            grammar = ask.constraint.text
+        message = Submit(name, list(ask.prompt), ask.parameters, ask.needs_text, grammar, ask.salt)
+        with self._readers.reading(name, self.cancel) as reader:
+            self._submit(message)
+            async for output in reader:
                 yield output
-        finally:
-            del self._streams[name]
-            if not has_ended:
-                self._send(Cancel(name))
+
+    def cancel(self, request_id: str) -> None:
+        """Ends a request, if it runs."""
+        self._send(Cancel(request_id))
 
     def _submit(self, message: Submit) -> None:
         """Sends a request to the engine."""
@@ -209,7 +184,7 @@ class EngineProcess:
             self._has_ended = True
             for answer in self._statistics:
                 answer.set_exception(EngineError(self.reason))
-        self._call(self._end_all)
+        self._call(self._readers.fail_all, self.reason)
         self.on_end()
 
     def _call(self, function: Any, *args: Any) -> None:
@@ -221,29 +196,6 @@ class EngineProcess:
     def _deliver(self, message: FromEngine) -> None:
         """Hands outputs to those who wait for them, if they still do."""
         if isinstance(message, Refused):
-            if queue := self._streams.get(message.request_id):
-                queue.put_nowait(message.error)
-            return
+            return self._readers.fail(message.request_id, message.error)
         assert isinstance(message, Outputs)
-        for output in message.outputs:
-            if queue := self._streams.get(output.request_id):
-                queue.put_nowait(output)
-
-    def _end_all(self) -> None:
-        for queue in self._streams.values():
-            queue.put_nowait(EngineError(self.reason))
-
-
-def _merged(
-    queue: asyncio.Queue[RequestOutput | Exception], first: RequestOutput | Exception
-) -> RequestOutput:
-    """``first`` and all outputs that wait behind it, as one; raises an error that comes first."""
-    if isinstance(first, Exception):
-        raise first
-    while not queue.empty() and first.finish_reason is None:
-        item = queue.get_nowait()
-        if isinstance(item, Exception):
-            queue.put_nowait(item)
-            break
-        first.extend(item)
-    return first
+        return self._readers.put(message.outputs)

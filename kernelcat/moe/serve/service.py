@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kernelcat.errors import InvalidArgument
+from kernelcat.moe.engine.served_engine import ServedEngine
 from kernelcat.moe.serve import errors
-from kernelcat.moe.serve.calls import AnyEngine, Calls, Job
+from kernelcat.moe.serve.calls import Calls, Job
 from kernelcat.moe.serve.chat_format import chat_format
 from kernelcat.moe.serve.errors import ApiError
 from kernelcat.moe.serve.grammars import Grammar, Grammars, grammars_of
@@ -33,7 +34,7 @@ class Service:
     is_draining : whether new requests are refused because the server ends
     """
 
-    def __init__(self, engine: AnyEngine, tokenizer: Tokenizer, settings: Settings) -> None:
+    def __init__(self, engine: ServedEngine, tokenizer: Tokenizer, settings: Settings) -> None:
         self.engine, self.tokenizer, self.settings = engine, tokenizer, settings
         self.chat_format = chat_format(tokenizer)
         self.names = TokenNames(tokenizer)

@@ -22,10 +22,11 @@ from kernelcat import catalog
 from kernelcat.catalog.implementation import Step
 from kernelcat.errors import InvalidArgument, Unsupported
 from kernelcat.jit.triton import TritonSource
-from kernelcat.report.board import in_catalog, microseconds
+from kernelcat.report.board import in_catalog
 from kernelcat.report.exchange.files import Export, as_json
 from kernelcat.runtime import gpu as gpus
 from kernelcat.store import Measurement, decisive, newest_races
+from kernelcat.store.races import microseconds
 
 VARIANTS = {"moe_mlp": ("grouped",), "fp8_gemm": ("naive", "tma", "persistent")}
 """Entry -> variants in Triton whose tiles mean what vLLM's mean."""

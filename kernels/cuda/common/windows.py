@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from kernelcat.catalog.implementation import Param, Rank, Window
-from kernelcat.reference.all_reduce import MAX_RANKS
+from kernelcat.reference.all_reduce import MAX_RANKS, SM_BLOCKS
 from kernelcat.runtime.gpu import Gpu
 
-SM_BLOCKS = 2
-"""Thread blocks that an SM holds: the launch bounds of all kernels ask for room for so many."""
 SHARED_BYTES = 96 << 10
 """Most shared memory of a thread block, so that an SM holds two."""
 HALF_BYTES = 64 << 20

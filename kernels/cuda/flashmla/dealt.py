@@ -6,20 +6,26 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 
-from kernelcat.catalog.cost_model import LAUNCH_US, copy_us
+from kernelcat.catalog.cost_model import LAUNCH_US
 from kernelcat.catalog.implementation import Config, Implementation, Program
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.common.paged_cache import mean_context, num_rows
-from kernelcat.kernels.cuda.flashmla.operands import max_rows, num_row_tiles
+from kernelcat.kernels.cuda.flashmla.operands import num_row_tiles
 from kernelcat.kernels.cuda.flashmla.split import (
     PIECE_COST,
     merge_us,
     num_teams,
-    times_read,
 )
-from kernelcat.kernels.cuda.flashmla.wgmma import BLOCK, START_US, TILE_US, illegal, launches
-from kernelcat.reference.flashmla import ENTRY
+from kernelcat.kernels.cuda.flashmla.wgmma import (
+    BLOCK,
+    START_US,
+    TILE_US,
+    illegal,
+    launch_us,
+    launches,
+    unpromising_teams,
+)
 from kernelcat.runtime.gpu import Gpu
 
 SPACE = {
@@ -32,12 +38,7 @@ SPACE = {
 
 
 def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    blocks, least, rows = config["row_tiles"], config["least"], max_rows(problem)
-    if blocks > 1 and rows <= BLOCK * blocks // 2:
-        return f"{rows} rows leave half of a team's {blocks} thread blocks without rows"
-    if least > SPACE["least"][0] and _items(problem, config) >= least * gpu.sms // blocks:
-        return f"least={least} changes nothing: all teams have more KV tiles"
-    return None
+    return unpromising_teams(config, problem, gpu, _items(problem, config), SPACE["least"])
 
 
 def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
@@ -74,12 +75,9 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     cost = _items(problem, config) + PIECE_COST * row_tiles
     share = max(ceil(cost / max_teams), config["least"] + PIECE_COST)
     teams = ceil(cost / share)
-    bytes_us = copy_us(ENTRY.bytes_moved(problem), gpu, 0.85)
-    work_us = START_US + share * TILE_US
-    # Tokens that are read again come from L2, which costs power, where it costs no time.
-    power_us = 0.05 * bytes_us * times_read(problem, tile_rows)
-    total_us = LAUNCH_US + max(bytes_us, work_us) + power_us + 0.1 * (config["cluster"] > 1)
-    return total_us + merge_us(problem, tile_rows, teams, config["combine"], gpu, all_at_once=True)
+    return launch_us(problem, config, gpu, START_US + share * TILE_US) + merge_us(
+        problem, tile_rows, teams, config["combine"], gpu, all_at_once=True
+    )
 
 
 IMPLEMENTATION = Implementation(

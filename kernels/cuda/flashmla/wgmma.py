@@ -5,6 +5,7 @@ TMA loads pages; cp.async gathers pages of one token, whose rows lie anywhere.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil
 
 from kernelcat.catalog.cost_model import LAUNCH_US, copy_us
@@ -85,10 +86,17 @@ def illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 
 def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    return unpromising_teams(config, problem, gpu, _items(problem, config), SPACE["least"])
+
+
+def unpromising_teams(
+    config: Config, problem: Problem, gpu: Gpu, items: int, leasts: Sequence[int]
+) -> str | None:
+    """Why teams that share ``items`` are not worth a try, or None; ``leasts`` are the space's."""
     blocks, least, rows = config["row_tiles"], config["least"], max_rows(problem)
     if blocks > 1 and rows <= BLOCK * blocks // 2:
         return f"{rows} rows leave half of a team's {blocks} thread blocks without rows"
-    if least > 1 and _items(problem, config) >= least * gpu.sms // blocks:
+    if least > min(leasts) and items >= least * gpu.sms // blocks:
         return f"least={least} changes nothing: all teams have more KV tiles"
     return None
 
@@ -170,12 +178,18 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     row_tiles = ceil(num_row_tiles(problem, tile_rows) / teams)  # of a team
     if mean_context(problem) < context(problem):
         row_tiles = min(UNEVEN * row_tiles, ceil(items / teams))
-    bytes_us = copy_us(ENTRY.bytes_moved(problem), gpu, 0.85)
     work_us = START_US + ceil(items / teams) * TILE_US + ROW_TILE_US * row_tiles
+    return launch_us(problem, config, gpu, work_us) + merge_us(
+        problem, tile_rows, teams, config["combine"], gpu
+    )
+
+
+def launch_us(problem: Problem, config: Config, gpu: Gpu, work_us: float) -> float:
+    """Microseconds of the launch whose busiest team takes ``work_us``, or the bytes' time."""
+    bytes_us = copy_us(ENTRY.bytes_moved(problem), gpu, 0.85)
     # Tokens that are read again come from L2, which costs power, where it costs no time.
-    power_us = 0.05 * bytes_us * times_read(problem, tile_rows)
-    total_us = LAUNCH_US + max(bytes_us, work_us) + power_us + 0.1 * (config["cluster"] > 1)
-    return total_us + merge_us(problem, tile_rows, teams, config["combine"], gpu)
+    power_us = 0.05 * bytes_us * times_read(problem, BLOCK * config["row_tiles"])
+    return LAUNCH_US + max(bytes_us, work_us) + power_us + 0.1 * (config["cluster"] > 1)
 
 
 IMPLEMENTATION = Implementation(

@@ -23,10 +23,10 @@ from kernelcat.kernels.cuda.common.launch import instance
 from kernelcat.kernels.cuda.common.windows import (
     FLAGGED_WORDS,
     SHARED_BYTES,
-    SM_BLOCKS,
     why_not_resident,
     window_params,
 )
+from kernelcat.reference.all_reduce import SM_BLOCKS
 from kernelcat.reference.moe_dispatch import FP8
 from kernelcat.runtime.gpu import Gpu
 

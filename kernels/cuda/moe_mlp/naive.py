@@ -11,11 +11,11 @@ from kernelcat.catalog.spec import Problem
 from kernelcat.dtypes import itemsize
 from kernelcat.kernels.cuda.common.baseline import baseline
 from kernelcat.kernels.cuda.common.launch import MAX_BLOCKS, instance
+from kernelcat.kernels.cuda.moe_gemm.operands import weight_format
 from kernelcat.kernels.cuda.moe_mlp.operands import (
     gating,
     route_step,
     routing_workspaces,
-    weight_format,
     weights,
     why_not_routed,
 )

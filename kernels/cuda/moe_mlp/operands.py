@@ -8,21 +8,14 @@ from kernelcat.catalog.implementation import Float32, Int32, Param, Pointer, Ste
 from kernelcat.catalog.spec import Problem
 from kernelcat.dtypes import itemsize
 from kernelcat.kernels.cuda.common.launch import instance
-from kernelcat.reference._experts import DTYPES
 from kernelcat.reference._moe_parts import num_assignments
 
-FORMATS = {**dict.fromkeys(DTYPES, "SixteenBits"), "fp8": "Fp8", "mxfp4": "Mxfp4", "nvfp4": "Nvfp4"}
 GATINGS = {"swiglu": "Swiglu", "swiglu_oai": "SwigluOai"}
 
 MAX_EXPERTS = 512
 MAX_TOP_K = 32
 """Experts of a token: each belongs to a lane of a warp."""
 ROUTE_WARPS = 4
-
-
-def weight_format(problem: Problem) -> str:
-    """The template argument ``kFormat``."""
-    return f"WeightFormat::k{FORMATS[problem['format']]}"
 
 
 def gating(problem: Problem) -> str:

@@ -10,6 +10,7 @@ from kernelcat.catalog.implementation import Config, Implementation, Int32, Poin
 from kernelcat.catalog.spec import Problem
 from kernelcat.dtypes import itemsize
 from kernelcat.kernels.cuda.common.launch import instance
+from kernelcat.kernels.cuda.moe_gemm.operands import weight_format
 from kernelcat.kernels.cuda.moe_mlp import grouped
 from kernelcat.kernels.cuda.moe_mlp.operands import (
     gating,
@@ -18,7 +19,6 @@ from kernelcat.kernels.cuda.moe_mlp.operands import (
     router_scratch_bytes,
     router_sizes,
     routing_workspaces,
-    weight_format,
     weights,
     why_not_routed,
 )

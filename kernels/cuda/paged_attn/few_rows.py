@@ -1,4 +1,4 @@
-"""What the decode kernels of `paged_attn` share whose warps keep all rows: tiles, room, costs."""
+"""What the decode kernels of `paged_attn` share whose warps keep all rows: limits, tiles, costs."""
 
 from __future__ import annotations
 
@@ -6,18 +6,38 @@ from math import ceil
 
 from kernelcat.catalog.implementation import Config
 from kernelcat.catalog.spec import Problem
-from kernelcat.kernels.cuda.common.paged_cache import context
+from kernelcat.kernels.cuda.common.paged_cache import context, num_slots
 from kernelcat.kernels.cuda.paged_attn.operands import group
 from kernelcat.runtime.gpu import Gpu
 
 MAX_ROWS = 16
 """Rows that a warp keeps in registers."""
+TABLE_LOADS = 4
+"""Entries of the block table that a thread copies where there is a window."""
+TILE_US = 0.15
+"""Microseconds of a warp for scores, softmax and products of 32 tokens of 64 elements."""
 SM_BANDWIDTH = 60e9
 """Bytes per second that reach one SM while others have nothing to read."""
 GPC_SMS = 14
 """SMs of the smallest graphics processing cluster (GPC); a cluster lies within one GPC."""
 NO_OVERLAP_US = 1.0
 """Microseconds that it costs if the next launch finds no room before this one ends."""
+
+
+def why_not_few_rows(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    """Why neither kernel serves the problem in a configuration, or None."""
+    rows = problem["max_q"] * group(problem)
+    if rows > MAX_ROWS:
+        return f"{rows} rows are more than the {MAX_ROWS} that registers hold"
+    if problem["has_scales"] and problem["page_scales"]:
+        return "the kernel does not load scales of pages"
+    if num_slots(problem) >= 1 << 31:
+        return f"{num_slots(problem)} slots are more than 32-bit indices reach"
+    if max(problem["batch"], problem["kv_heads"]) > 65535:
+        return "batch and kv_heads must be at most 65535, a grid's size in y and z"
+    if config["cluster"] > 8 and gpu.mig:
+        return "a slice of a GPU may have no room for a cluster of 16"
+    return None
 
 
 def row_tiles(problem: Problem) -> int:
@@ -36,6 +56,12 @@ def passes(problem: Problem, config: Config) -> int:
     """Tiles of the busiest warp."""
     tiles = ceil(visible(problem) / config["tokens"])
     return ceil(tiles / (config["num_warps"] * config["cluster"]))
+
+
+def tile_us(problem: Problem, config: Config, blocks: int, gpu: Gpu) -> float:
+    """Microseconds of a warp for a tile: warps of an SM take turns at the products."""
+    warps = min(ceil(blocks / gpu.sms), config["blocks_per_sm"]) * config["num_warps"]
+    return TILE_US * config["tokens"] / 32 * problem["head_dim"] / 64 * max(1.0, warps / 12)
 
 
 def next_launch_fits(clusters: int, config: Config, gpu: Gpu) -> bool:

@@ -8,14 +8,16 @@ from kernelcat.catalog.cost_model import BANDWIDTH_EFFICIENCY, LAUNCH_US, why_sl
 from kernelcat.catalog.implementation import Config, Implementation, Program, Step
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
-from kernelcat.kernels.cuda.common.paged_cache import num_rows, num_slots
+from kernelcat.kernels.cuda.common.paged_cache import num_rows
 from kernelcat.kernels.cuda.paged_attn import tma
 from kernelcat.kernels.cuda.paged_attn.few_rows import (
-    MAX_ROWS,
     SM_BANDWIDTH,
+    TABLE_LOADS,
     passes,
     row_tiles,
+    tile_us,
     visible,
+    why_not_few_rows,
 )
 from kernelcat.kernels.cuda.paged_attn.operands import (
     MAX_REGISTERS,
@@ -29,12 +31,8 @@ from kernelcat.runtime.gpu import Gpu
 
 MAX_SHARED_BYTES = 48 << 10
 """Static shared memory of a thread block."""
-TABLE_LOADS = 4
-"""Entries of the block table that a thread copies where there is a window."""
 LOOK_UP_US, PASS_US = 0.5, 1.0
 """Microseconds until the length and the block table are here, and of loads that nothing hides."""
-TILE_US = 0.15
-"""Microseconds of a warp for scores, softmax and products of 32 tokens of 64 elements."""
 WARP_MERGE_US, CLUSTER_MERGE_US, BLOCK_MERGE_US = 0.02, 0.4, 0.05
 """Microseconds of the merge: for each warp, for a cluster, for each thread block of a cluster."""
 
@@ -65,22 +63,13 @@ def _registers(problem: Problem, config: Config) -> int:
 
 
 def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    rows = problem["max_q"] * group(problem)
-    if rows > MAX_ROWS:
-        return f"{rows} rows are more than the {MAX_ROWS} that registers hold"
+    if reason := why_not_few_rows(config, problem, gpu):
+        return reason
     if problem["kv_dtype"] != problem["dtype"]:
         return f"keys and values must be {problem['dtype']} as the queries"
-    if problem["has_scales"] and problem["page_scales"]:
-        return "the kernel does not load scales of pages"
-    if num_slots(problem) >= 1 << 31:
-        return f"{num_slots(problem)} slots are more than 32-bit indices reach"
-    if max(problem["batch"], problem["kv_heads"]) > 65535:
-        return "batch and kv_heads must be at most 65535, a grid's size in y and z"
     shared_bytes = _shared_bytes(problem, config)
     if shared_bytes > MAX_SHARED_BYTES:
         return f"{shared_bytes} bytes are more than the {MAX_SHARED_BYTES} of static shared memory"
-    if config["cluster"] > 8 and gpu.mig:
-        return "a slice of a GPU may have no room for a cluster of 16"
     threads = 32 * config["num_warps"] * config["blocks_per_sm"]
     registers = min(MAX_REGISTERS, SM_REGISTERS // threads)
     needed = _registers(problem, config)
@@ -134,10 +123,7 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     waves = ceil(blocks / (gpu.sms * config["blocks_per_sm"]))
     busy_sms = min(blocks, gpu.sms)
     rate = min(BANDWIDTH_EFFICIENCY * gpu.bandwidth, busy_sms * SM_BANDWIDTH)
-    # Warps of an SM take turns at the products.
-    warps = min(ceil(blocks / gpu.sms), config["blocks_per_sm"]) * config["num_warps"]
-    tile_us = TILE_US * config["tokens"] / 32 * problem["head_dim"] / 64 * max(1.0, warps / 12)
-    pass_us = passes(problem, config) * (PASS_US + tile_us)
+    pass_us = passes(problem, config) * (PASS_US + tile_us(problem, config, blocks, gpu))
     merge_us = WARP_MERGE_US * config["num_warps"]
     if config["cluster"] > 1:
         merge_us += CLUSTER_MERGE_US + BLOCK_MERGE_US * config["cluster"]

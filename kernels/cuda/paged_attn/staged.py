@@ -8,15 +8,17 @@ from kernelcat.catalog.cost_model import BANDWIDTH_EFFICIENCY, L2_TO_DRAM
 from kernelcat.catalog.implementation import Config, Implementation, Int32, Program, Step
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
-from kernelcat.kernels.cuda.common.paged_cache import num_rows, num_slots
+from kernelcat.kernels.cuda.common.paged_cache import num_rows
 from kernelcat.kernels.cuda.paged_attn.few_rows import (
-    MAX_ROWS,
     NO_OVERLAP_US,
     SM_BANDWIDTH,
+    TABLE_LOADS,
     next_launch_fits,
     passes,
     row_tiles,
+    tile_us,
     visible,
+    why_not_few_rows,
 )
 from kernelcat.kernels.cuda.paged_attn.operands import (
     MAX_REGISTERS,
@@ -29,16 +31,12 @@ from kernelcat.kernels.cuda.paged_attn.operands import (
 from kernelcat.reference.paged_attn import ENTRY, FP8
 from kernelcat.runtime.gpu import Gpu
 
-TABLE_LOADS = 4
-"""Entries of the block table that a thread copies where there is a window."""
 RELEASE_US, LOOK_UP_US = 1.1, 0.2
 """Microseconds from a launch's end until the next one may read, and until its tokens are found."""
 DRAM_US, L2_US = 0.8, 0.3
 """Microseconds until the first bytes come from DRAM, and from L2."""
 AHEAD_US = 1.3
 """Microseconds from when a launch may read until the next one has asked for its pages."""
-TILE_US = 0.15
-"""Microseconds of a warp for scores, softmax and products of 32 tokens of 64 elements."""
 MERGE_US, CLUSTER_MERGE_US = 0.15, 0.7
 """Microseconds of the merge of a thread block's warps, and of a cluster's thread blocks."""
 
@@ -71,22 +69,13 @@ def _registers(problem: Problem, config: Config) -> int:
 
 
 def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    rows = problem["max_q"] * group(problem)
-    if rows > MAX_ROWS:
-        return f"{rows} rows are more than the {MAX_ROWS} that registers hold"
+    if reason := why_not_few_rows(config, problem, gpu):
+        return reason
     if problem["kv_dtype"] not in (problem["dtype"], FP8):
         return f"keys and values must be {FP8} or {problem['dtype']} as the queries"
-    if problem["has_scales"] and problem["page_scales"]:
-        return "the kernel does not load scales of pages"
-    if num_slots(problem) >= 1 << 31:
-        return f"{num_slots(problem)} slots are more than 32-bit indices reach"
-    if max(problem["batch"], problem["kv_heads"]) > 65535:
-        return "batch and kv_heads must be at most 65535, a grid's size in y and z"
     shared_bytes = _shared_bytes(problem, config)
     if shared_bytes > gpu.shared_bytes:
         return f"{shared_bytes} bytes do not fit the shared memory of {gpu.name}"
-    if config["cluster"] > 8 and gpu.mig:
-        return "a slice of a GPU may have no room for a cluster of 16"
     return None
 
 
@@ -151,12 +140,10 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     blocks = _clusters(problem) * config["cluster"]
     blocks_per_sm, fits = config["blocks_per_sm"], next_launch_fits(_clusters(problem), config, gpu)
     waves = ceil(blocks / (gpu.sms * blocks_per_sm))
-    # Warps of an SM take turns at the products.
-    warps = min(ceil(blocks / gpu.sms), blocks_per_sm) * config["num_warps"]
-    tile_us = TILE_US * config["tokens"] / 32 * problem["head_dim"] / 64 * max(1.0, warps / 12)
     bytes_moved = ENTRY.bytes_moved(problem)
     is_ahead = config["ahead"] and fits and 2 * bytes_moved <= gpu.l2_bytes
-    pass_us = passes(problem, config) * ((L2_US if is_ahead else DRAM_US) + tile_us)
+    load_us = L2_US if is_ahead else DRAM_US
+    pass_us = passes(problem, config) * (load_us + tile_us(problem, config, blocks, gpu))
     merge_us = MERGE_US + (CLUSTER_MERGE_US if config["cluster"] > 1 else 0.0)
     dram = BANDWIDTH_EFFICIENCY * gpu.bandwidth
     rate = min(dram * (L2_TO_DRAM if is_ahead else 1.0), min(blocks, gpu.sms) * SM_BANDWIDTH)
