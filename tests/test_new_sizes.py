@@ -72,9 +72,9 @@ def functions_called(run: Callable[[], Any]) -> int:
 
 
 MAX_FUNCTIONS = {
-    "gemm": 600, "fp8_gemm": 570, "nvfp4_matmul": 490, "paged_attn": 780, "flashmla": 570,
-    "moe_mlp": 3900, "moe_gemm": 730, "moe_route": 810, "qkv_rope_write": 1950, "out_router": 880,
-    "rms_norm": 370, "lm_head": 530, "sample": 430,
+    "gemm": 600, "fp8_gemm": 510, "nvfp4_matmul": 440, "paged_attn": 780, "flashmla": 570,
+    "moe_mlp": 2240, "moe_gemm": 700, "moe_route": 730, "qkv_rope_write": 1800, "out_router": 650,
+    "rms_norm": 350, "lm_head": 530, "sample": 420,
 }  # fmt: skip
 """Layer -> functions that a first call of a new size may call, a tenth more than it calls.
 
@@ -159,9 +159,9 @@ def test_workspaces_of_new_sizes_are_cut_from_one_piece(
     for batch in range(1, 9):
         call(op, "lm_head", batch)
     assert sizes == []
-    for batch in range(100, 120):
+    for batch in range(100, 150):
         call(op, "lm_head", batch)
-    assert set(sizes) == {workspaces.PIECE_BYTES} and len(sizes) <= 5
+    assert set(sizes) == {workspaces.PIECE_BYTES} and len(sizes) <= 3
 
 
 # ---- problems of other sizes -------------------------------------------------------------------

@@ -21,6 +21,7 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from kernelcat import catalog
@@ -131,7 +132,7 @@ class Decision:
     ruling: Ruling = NO_RULING
     predictions: tuple[Prediction, ...] = ()
 
-    @property
+    @cached_property
     def faults(self) -> list[Considered]:
         """The offers that were passed over because the row or the configuration is at fault."""
         return [candidate for candidate in self.considered if candidate.is_fault]

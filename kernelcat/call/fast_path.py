@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from math import prod
 from typing import Any
 
 from kernelcat.bounded import Bounded
@@ -288,14 +287,14 @@ def _pairs(
     for position, (tensor, array) in enumerate(zip(entry.tensors, (*inputs, *outs), strict=True)):
         if array is None:
             continue
-        count = prod(array.shape) if tensor.strides is None else tensor.span_of(problem)
-        if count:
-            spans.append((position, count * itemsize(tensor.dtype_of(problem))))
+        num_bytes = array.nbytes
+        if tensor.strides is not None:
+            num_bytes = tensor.span_of(problem) * itemsize(tensor.dtype_of(problem))
+        if num_bytes:
+            spans.append((position, num_bytes))
     first_output = len(inputs)
-    return tuple(
-        (first, second, -second_bytes, first_bytes)
-        for second, second_bytes in spans
-        if second >= first_output
-        for first, first_bytes in spans
-        if first < second
-    )
+    pairs: list[tuple[int, int, int, int]] = []
+    for number, (second, second_bytes) in enumerate(spans):
+        if second >= first_output:
+            pairs += [(first, second, -second_bytes, size) for first, size in spans[:number]]
+    return tuple(pairs)

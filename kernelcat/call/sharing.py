@@ -18,7 +18,7 @@ from kernelcat.bounded import Bounded
 from kernelcat.call import choice
 from kernelcat.call.choice import Attempt, Decision, Pin
 from kernelcat.call.locking import NO_RULING, Ruling
-from kernelcat.catalog.spec import Entry, Problem
+from kernelcat.catalog.spec import AxisValue, Entry, Problem
 from kernelcat.errors import Unsupported
 from kernelcat.runtime.gpu import Gpu
 
@@ -46,7 +46,8 @@ class Choices:
         self.served: set[str] = set()
         self._own = {row.problem for row in rows}
         self._refuted = {row.problem_key for row in refuted}
-        self._shared = Bounded[tuple[Problem, str], Decision](self.MAX_REMEMBERED)
+        # (values of a representative, SKU) -> what serves it
+        self._shared = Bounded[tuple[tuple[AxisValue, ...], str], Decision](self.MAX_REMEMBERED)
 
     def choose(
         self,
@@ -58,7 +59,7 @@ class Choices:
     ) -> Decision:
         """What serves ``problem`` on ``gpu``; arguments and errors are those of `choice.choose`."""
         if ruling.locked is None and not self._has_own(problem):
-            shared = self._share(self.entry.rounded(problem), gpu, missing, failed)
+            shared = self._share(problem, gpu, missing, failed)
             if shared and shared.implementation.illegal(shared.config, problem, gpu) is None:
                 return replace(shared, ruling=ruling) if ruling.unlocked else shared
         return choice.choose(
@@ -71,17 +72,20 @@ class Choices:
 
     def _share(
         self,
-        representative: Problem,
+        problem: Problem,
         gpu: Gpu,
         missing: Mapping[str, str] | None,
         failed: Mapping[Attempt, str] | None,
     ) -> Decision | None:
-        """What serves the problems with this representative.
+        """What serves the problems with the representative of ``problem``.
 
         None where the representative is no problem of the entry, or nothing serves it.
         """
-        shared = None if missing or failed else self._shared.get((representative, gpu.sku))
+        values = self.entry.rounded_values(problem)
+        key = tuple(values.values()), gpu.sku
+        shared = None if missing or failed else self._shared.get(key)
         if shared is None:
+            representative = Problem.with_values(self.entry.name, values)
             if self.entry.why_not(representative):
                 return None
             try:
@@ -91,5 +95,5 @@ class Choices:
                 return None
             if shared.why == "exact":  # measured, but for the representative
                 shared = replace(shared, why="bucket")
-            self._shared[representative, gpu.sku] = shared
+            self._shared[key] = shared
         return shared

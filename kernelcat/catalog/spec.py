@@ -197,13 +197,11 @@ class Tensor:
 
     def extents(self, axes: Mapping[str, Any]) -> tuple[Any, ...]:
         """The shape for axis values that may be symbolic integers."""
-
-        def extent(size: str | int | Derived) -> Any:
-            if isinstance(size, Derived):
-                return size.of(axes)
-            return axes[size] if isinstance(size, str) else size
-
-        return tuple(map(extent, self.shape))
+        return tuple([
+            size.of(axes) if isinstance(size, Derived)
+            else axes[size] if isinstance(size, str) else size
+            for size in self.shape
+        ])  # fmt: skip
 
     def strides_of(self, problem: Problem) -> tuple[int, ...]:
         """Strides for ``problem``, in elements."""
@@ -338,7 +336,7 @@ class Entry:
     work_in_progress: bool = False
     ranks: str | None = None
 
-    @property
+    @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
         """Inputs, then outputs."""
         return self.inputs + self.outputs
@@ -459,10 +457,14 @@ class Entry:
 
         It is not checked: no problem may have these sizes (:meth:`why_not`).
         """
+        return Problem.with_values(self.name, self.rounded_values(problem))
+
+    def rounded_values(self, problem: Problem) -> dict[str, AxisValue]:
+        """The values of :meth:`rounded`, in the canonical order."""
         values = problem.values.copy()
         for name in self._varying:
             values[name] = Axis.round_up(values[name])  # type: ignore[arg-type]
-        return Problem.with_values(self.name, values)
+        return values
 
     def why_not(self, problem: Problem) -> str | None:
         """Why no call has ``problem``, whose values are of the axes' types; None for a problem."""

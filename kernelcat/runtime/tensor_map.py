@@ -14,7 +14,7 @@ MAX_DESCRIPTORS = 1024
 """Descriptors that one parameter remembers; when there are more, all are forgotten."""
 
 _ALIGNMENT = 64  # of a CUtensorMap, in bytes
-_BYTES = 128  # size of a CUtensorMap
+_Memory = ctypes.c_char * (128 + _ALIGNMENT)  # of a CUtensorMap, with room to align it
 # Values of the enums CUtensorMapDataType, CUtensorMapSwizzle and CUtensorMapL2promotion.
 _DTYPES = {"uint8": 0, "float8_e4m3fn": 0, "int32": 3, "float16": 6, "float32": 7, "bfloat16": 9}
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
@@ -96,7 +96,7 @@ class Descriptors:
                 f"{t.tensor} starts at {pointer:#x}, which must be a multiple of 16 bytes for TMA: "
                 f"copy {t.tensor}, or use an implementation without TMA"
             )
-        memory = ctypes.create_string_buffer(_BYTES + _ALIGNMENT)
+        memory = _Memory()
         address = -(-ctypes.addressof(memory) // _ALIGNMENT) * _ALIGNMENT
         if pointer:
             driver.opened().encode_tiled(

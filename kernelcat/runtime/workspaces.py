@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 from kernelcat.runtime import driver
 
-PIECE_BYTES = 8 << 20
+PIECE_BYTES = 32 << 20
 MAX_CUT_BYTES = PIECE_BYTES // 4
 """A larger workspace has an allocation of its own."""
 
@@ -67,18 +67,21 @@ def cut(sizes: Mapping[str, int], device: int) -> tuple[dict[str, int], Sequence
     The piece is freed when its last workspace is. Allowed in stream capture. Raises ``LaunchError``
     where the GPU has no memory left.
     """
+    found: dict[str, int] = {}
     offsets: dict[str, int] = {}
-    large: dict[str, Memory] = {}
+    large: list[Memory] = []
     total = 0
     for name, size in sizes.items():
-        if 0 < size <= MAX_CUT_BYTES:
+        if size > MAX_CUT_BYTES:
+            large.append(Memory(size, device))
+            found[name] = large[-1].pointer
+        elif size:
             offsets[name] = total
             total += -(-size // _ALIGNMENT) * _ALIGNMENT
         else:
-            large[name] = Memory(size, device)
-    found = {name: memory.pointer for name, memory in large.items()}
+            found[name] = 0
     if not total:
-        return found, [*large.values()]
+        return found, large
     if total > PIECE_BYTES:
         memory, used = Memory(total, device), 0
     else:
@@ -92,4 +95,4 @@ def cut(sizes: Mapping[str, int], device: int) -> tuple[dict[str, int], Sequence
     start = memory.pointer + used
     for name, offset in offsets.items():
         found[name] = start + offset
-    return found, [*large.values(), memory]
+    return found, [*large, memory]

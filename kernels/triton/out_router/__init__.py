@@ -16,6 +16,7 @@ from kernelcat.reference.out_router import ENTRY
 from kernelcat.runtime.gpu import Gpu
 
 KERNELS = "kernelcat.kernels.triton.out_router.device:"
+TENSORS = {tensor.name: tensor for tensor in ENTRY.tensors}
 NAIVE_ROWS, NAIVE_BLOCK_K = 32, 128
 """Rows and columns of weights that a program multiplies at a time."""
 
@@ -41,8 +42,7 @@ ROUTE_US = 1.5
 
 
 def _pointers(problem: Problem, *names: str) -> dict[str, triton.Argument]:
-    types = {tensor.name: tensor.dtype_of(problem) for tensor in ENTRY.tensors}
-    return {name: triton.pointer(name, types[name]) for name in names}
+    return {name: triton.pointer(name, TENSORS[name].dtype_of(problem)) for name in names}
 
 
 def _sizes(problem: Problem, *names: str) -> dict[str, triton.Argument]:

@@ -1,6 +1,7 @@
 """Tiles of `tiled`: their sizes and numbers."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil
 from typing import Self
 
@@ -54,6 +55,7 @@ class Tiles:
         return 4 * self.route_block_t // streamed.MIN_BLOCK_T
 
     @classmethod
+    @lru_cache(256)  # limits and both launches ask for the same tiles
     def of(cls, problem: Problem, config: Config) -> Self:
         """The tiles of a problem in a configuration."""
         tokens, hidden = problem["tokens"], problem["hidden"]
