@@ -149,4 +149,5 @@ ENTRY = Entry(
     constraint=_constraint,
     work_in_progress=True,
     ranks="ranks",
+    one_sided=True,
 )  # fmt: skip

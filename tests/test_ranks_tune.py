@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -147,6 +148,22 @@ def test_a_race_goes_on_without_what_ended_it(
     assert asked == [[], [["cuda", "one_shot", dict(hung.config)]]]
     assert (raced.failed[hung].status, raced.failed[hung].detail) == (status, detail)
     assert [candidate.variant for candidate in raced.times] == ["two_shot"]
+
+
+@pytest.mark.parametrize(("name", "us"), [("all_reduce", 2.0), ("kv_transfer", 46.0)])
+def test_the_longest_rank_counts_where_none_waits_for_another(name: str, us: float) -> None:
+    """A sender takes 46 us, and its receiver, which launches nothing but an empty list, 2."""
+    cuda = SimpleNamespace(get_elapsed_time=lambda start, end: 2e-3)
+    group = SimpleNamespace(
+        synchronize=lambda: None, xp=SimpleNamespace(cuda=cuda),
+        rendezvous=SimpleNamespace(gather=lambda ms: ([46e-3, ms], [])),
+    )  # fmt: skip
+    timed = race.Race.__new__(race.Race)
+    timed.group, timed.entry, timed.stream = group, catalog.entry(name), None  # type: ignore
+    timed.start = timed.end = SimpleNamespace(record=lambda stream: None)
+    contestant = race.Contestant(Candidate("cuda", "any", Config()), None, nodes=1)
+    contestant.graph = SimpleNamespace(launch=lambda stream: None)
+    assert timed.time(contestant, 0.0) == pytest.approx(us)
 
 
 def test_a_race_that_hangs_outside_its_contestants_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -312,6 +312,9 @@ class Entry:
         The axis that counts the processes which compute the entry together, for an entry of several
         ranks. Every tensor begins with this axis: each rank holds its part alone, and a kernel gets
         the part's address. ``flops`` and ``bytes_moved`` are those of one rank.
+    one_sided
+        Of an entry of several ranks, whether a launch waits for no other rank. One rank may then
+        have much to do and another one nothing.
     """
 
     name: str
@@ -335,6 +338,7 @@ class Entry:
     preconditions: tuple[Precondition, ...] = ()
     work_in_progress: bool = False
     ranks: str | None = None
+    one_sided: bool = False
 
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:

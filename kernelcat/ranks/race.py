@@ -1,7 +1,8 @@
 """Races of entries of several ranks with NCCL and torch's symmetric memory, in CUDA graphs.
 
 Contestants run in interleaved blocks. A block replays a graph of one contestant on all ranks, which
-begin together; its time is that of the rank that began last, because the others wait for it. A time
+begin together; its time is that of the rank that began last, because the others wait for it. Where
+no rank waits for another (a one-sided entry) it is that of the rank that takes longest. A time
 holds everything that a node of the graph costs, launch included. Inputs stay where they are, so
 small ones are in L2.
 """
@@ -296,7 +297,9 @@ class Race:
         self.end.record(self.stream)
         self.group.synchronize()  # as above
         elapsed_ms = float(self.group.xp.cuda.get_elapsed_time(self.start, self.end))
-        return min(self.group.rendezvous.gather(elapsed_ms)[0]) * 1e3 / (replays * contestant.nodes)
+        of_ranks, _ = self.group.rendezvous.gather(elapsed_ms)
+        elapsed_ms = max(of_ranks) if self.entry.one_sided else min(of_ranks)
+        return float(elapsed_ms) * 1e3 / (replays * contestant.nodes)
 
 
 def on_rank(group: Group, job: Mapping[str, Any]) -> dict[str, Any]:

@@ -88,6 +88,5 @@ IMPLEMENTATIONS = (
         estimate=_estimate,
         techniques={"words that arrive": "LDG*128.STRONG.SYS"},
         rank=0,
-        unverified="right on two GPUs, where compute-sanitizer has not run",
     ),
 )

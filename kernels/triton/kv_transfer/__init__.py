@@ -97,6 +97,5 @@ IMPLEMENTATIONS = (
         program=_program,
         estimate=_estimate,
         rank=0,
-        unverified="right on two GPUs, where compute-sanitizer has not run",
     ),
 )

@@ -84,6 +84,5 @@ IMPLEMENTATIONS = (
         estimate=_estimate,
         techniques={"words that arrive": "LDG*128.STRONG.SYS"},
         rank=0,
-        unverified="a barrier was added to `take` since it ran on two GPUs",
     ),
 )
