@@ -22,6 +22,7 @@ from kernelcat.moe.engine.limits import Limits
 from kernelcat.moe.engine.memory import GIB, divide
 from kernelcat.moe.weights import MetaWeights
 from kernelcat.runtime import gpu as gpus
+from kernelcat.store import lines
 
 H200 = gpus.find("h200")
 PAGE = 64
@@ -92,7 +93,9 @@ def test_every_call_of_a_model_is_served(
 ) -> None:
     calls = calls_of(name, batch, q_len, **fields_)
     assert {"embedding", "rms_norm", "lm_head"} < {call.problem.entry for call in calls}
-    assert not [call for call in calls if call.implementation.endswith("/naive")]
+    naive = {call.implementation for call in calls if call.implementation.endswith("/naive")}
+    raced = {f"{row.entry}/{row.language}/{row.variant}" for row in lines.shipped() if row.winner}
+    assert naive <= raced  # where little is to be done, the plainest kernel may be the fastest
 
 
 def tensors_of(holder: Any) -> Iterator[torch.Tensor]:
