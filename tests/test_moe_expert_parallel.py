@@ -256,7 +256,7 @@ class Outlined(Exchange):
     def _run(self, name: str, *_: Any) -> None:
         raise AssertionError(f"{name} runs in an outline")
 
-    def shared_bytes(self, size: int) -> list[torch.Tensor]:
+    def _shared_bytes(self, size: int) -> list[torch.Tensor]:
         raise AssertionError(f"{size} bytes in an outline")
 
 

@@ -247,7 +247,7 @@ class Program:
     workspaces: Mapping[str, int] = field(default_factory=dict)
 
     def in_turn(self) -> Program:
-        """The same launches, none of which begins before the one before it has ended."""
+        """This program without dependent launches: each waits for the end of the one before."""
         return replace(self, steps=tuple(replace(step, programmatic=False) for step in self.steps))
 
 

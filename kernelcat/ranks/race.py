@@ -298,8 +298,8 @@ class Race:
         self.group.synchronize()  # as above
         elapsed_ms = float(self.group.xp.cuda.get_elapsed_time(self.start, self.end))
         of_ranks, _ = self.group.rendezvous.gather(elapsed_ms)
-        elapsed_ms = max(of_ranks) if self.entry.one_sided else min(of_ranks)
-        return float(elapsed_ms) * 1e3 / (replays * contestant.nodes)
+        run_ms = max(of_ranks) if self.entry.one_sided else min(of_ranks)
+        return float(run_ms) * 1e3 / (replays * contestant.nodes)
 
 
 def on_rank(group: Group, job: Mapping[str, Any]) -> dict[str, Any]:

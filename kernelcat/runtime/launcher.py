@@ -59,7 +59,7 @@ def load(
     """Build the program of ``config`` for ``problem``, and load it into GPU ``device``.
 
     ``zeros`` allocates workspaces: :func:`workspaces.separate` or :func:`workspaces.cut`. With
-    ``in_turn`` no launch begins before the one before it has ended.
+    ``in_turn`` no launch is a dependent one: each waits for the end of the one before.
 
     Raises
     ------

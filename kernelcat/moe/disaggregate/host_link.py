@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +11,7 @@ from kernelcat.moe.cache import CacheLayer, KvCache
 from kernelcat.moe.disaggregate.shared_cache import cache_bytes, cache_in
 from kernelcat.moe.engine.pages import NULL_PAGE
 from kernelcat.moe.engine.pages_out import Destination, Link, PageMoves
+from kernelcat.moe.parallel.host_exchange import shared_memory
 from kernelcat.ranks.rendezvous import Rendezvous
 
 OPEN_S = 600.0
@@ -51,14 +50,8 @@ class HostLink(Link):
         dtype: torch.dtype,
     ) -> KvCache:
         size = cache_bytes(layers, pages, page_size, dtype)
-        fd = os.memfd_create("kernelcat-pages")
-        os.ftruncate(fd, size)
-        _, fds = self.meeting.gather(None, fd, limit_s=OPEN_S)
-        boxes = []
-        for each in fds:
-            memory = torch.frombuffer(mmap.mmap(each, size), dtype=torch.uint8)
-            os.close(each)
-            boxes.append(cache_in(memory, layers, pages, page_size, dtype))
+        parts = shared_memory(self.meeting, size, OPEN_S)
+        boxes = [cache_in(memory, layers, pages, page_size, dtype) for memory in parts]
         self._inbox, self._outbox = boxes[self.meeting.rank], boxes[1 - self.meeting.rank]
         self._cache = KvCache.allocate(layers, pages, page_size, dtype, "cpu")
         return self._cache

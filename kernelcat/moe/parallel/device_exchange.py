@@ -68,7 +68,7 @@ class DeviceExchange(Exchange):
         pointers = tuple(0 if tensor is None else tensor.data_ptr() for tensor in tensors)
         launch(pointers, torch.cuda.current_stream(self.device).cuda_stream)
 
-    def shared_bytes(self, size: int) -> list[torch.Tensor]:
+    def _shared_bytes(self, size: int) -> list[torch.Tensor]:
         own = self.group.share(size)
         return [torch.from_dlpack(part) for part in self.group.at_ranks(own)]
 

@@ -218,12 +218,17 @@ class Exchange(ABC):
         )  # fmt: skip
         return out
 
-    @abstractmethod
     def shared_bytes(self, size: int) -> list[torch.Tensor]:
         """Memory of each rank, uint8 (size,), which all ranks read and write until `close`.
 
         All ranks call this together. Raises ``RankFailed`` where a rank does not.
         """
+        self.gather(None)  # the others may still load weights
+        return self._shared_bytes(size)
+
+    @abstractmethod
+    def _shared_bytes(self, size: int) -> list[torch.Tensor]:
+        """`shared_bytes`, which all ranks have called."""
 
     # ---- what hosts agree on --------------------------------------------------------------------
 

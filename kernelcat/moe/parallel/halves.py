@@ -25,9 +25,9 @@ of tiles of 128 x 256, and its halves are two each: 23 us more, where overlap sa
 Of 8,192 tokens the halves are three waves each and the whole is six: 1.7 times as fast on two H100
 (measured, docs/measured.md)."""
 EXPERT_RANKS = 4
-"""Ranks from which divided experts are computed in halves: on four H100 1.15 times as fast. On two
-ranks exchanges are an eighth of the layer; overlap hides half of them, which is less than halves
-cost. (Measured, docs/measured.md.)"""
+"""Ranks from which divided experts are computed in halves: on four H100 1.15 times as fast
+(measured, docs/measured.md). On two ranks exchanges are an eighth of the layer; overlap hides half
+of them, which is less than halves cost (predicted)."""
 EXPERT_SMS = 20
 """SMs for `moe_dispatch` and `moe_combine`: 40 thread blocks, 32 for rows and 8 for index maps."""
 REDUCE_SMS = 32

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import kernelcat
-from kernelcat.moe.parallel.exchange import ANSWER_S, Exchange, Tensors
+from kernelcat.moe.parallel.exchange import ANSWER_S, START_S, Exchange, Tensors
 from kernelcat.ranks.rendezvous import JOIN_S, Rendezvous, Watch, require_equal
 
 
@@ -50,14 +50,22 @@ class HostExchange(Exchange):
             if own is not None and result is not None:
                 own.copy_(result[self.rank])
 
-    def shared_bytes(self, size: int) -> list[torch.Tensor]:
-        file = os.memfd_create("kernelcat-shared")
-        os.truncate(file, size)
-        _, files = self.rendezvous.gather(None, file)
-        parts = [torch.frombuffer(mmap(each, size), dtype=torch.uint8) for each in files]
-        for each in files:
-            os.close(each)
-        return parts
+    def _shared_bytes(self, size: int) -> list[torch.Tensor]:
+        return shared_memory(self.rendezvous, size, START_S)
+
+
+def shared_memory(meeting: Rendezvous, size: int, limit_s: float) -> list[torch.Tensor]:
+    """Host memory of each rank, uint8 (size,), which all ranks of a meeting map.
+
+    Raises ``RankFailed`` where a rank has not called this within ``limit_s`` seconds.
+    """
+    file = os.memfd_create("kernelcat-shared")
+    os.truncate(file, size)
+    _, files = meeting.gather(None, file, limit_s=limit_s)
+    parts = [torch.frombuffer(mmap(each, size), dtype=torch.uint8) for each in files]
+    for each in files:
+        os.close(each)
+    return parts
 
 
 def _described(tensor: torch.Tensor | None) -> str:
