@@ -62,11 +62,13 @@ struct DispatchRows {
     row_words.send_with(shape, words, send);
   }
 
-  // Sends the ids of the thread block's tokens.
+  // Sends the ids of the thread block's tokens; rows that are sent after this go behind them. All
+  // threads call this together.
   __device__ __forceinline__ void send_own_ids() const {
     const int count = (tokens.tokens - block + num_blocks - 1) / num_blocks;
     send_ids(tokens, windows, epoch, count, threadIdx.x, kThreads,
              [&](int n) { return block + n * num_blocks; });
+    __syncthreads();
   }
 
   // Waits until it is known which tokens come. All threads call this together.

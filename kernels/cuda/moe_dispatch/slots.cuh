@@ -23,7 +23,7 @@ __device__ __forceinline__ void move_in_slots(
         token,
         [&] {
           ranks = ranks_of_token<kRanks>(id, tokens.local_experts);
-          if (token == rows.block) rows.send_own_ids();  // before what takes the wire longer
+          if (token == rows.block) rows.send_own_ids();
         },
         [&](int place, const uint4& vector) {
 #pragma unroll
