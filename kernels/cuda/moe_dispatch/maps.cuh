@@ -94,13 +94,17 @@ class MapMaker {
     __syncthreads();
     TokenExperts<kIdWords> found;
     bool is_missing = false, has_repeated = false;
-    for (int base = first_; base < end_; base += kThreads) {
+    for (int base = first_; base < end_; base += kThreads) {  // first what others wait for
       int missing;
       waiting.until_none([&] { return missing = sent_.load(found, base + threadIdx.x); });
       if (missing >= 0) found.clear();
       is_missing |= missing >= 0;
+      say_who_comes(found, base);
+    }
+    for (int base = first_; base < end_; base += kThreads) {
+      if (has_rounds()) sent_.load(found, base + threadIdx.x);
       if (base > first_) next_round();
-      has_repeated = mark(found, base);
+      has_repeated = mark(found);
       __syncthreads();
       memory_.add_up_warps(memory_.counts);
     }
@@ -114,11 +118,11 @@ class MapMaker {
     }
     start_experts(totals, scratch);
     const int num_rows = totals[memory_.experts];
-    if (end_ - first_ <= kThreads) {
-      if (first_ < end_) place(found, has_repeated);
-    } else {
+    if (has_rounds()) {
       __syncthreads();  // all have read `num_rows`
       place_again();
+    } else if (first_ < end_) {
+      place(found, has_repeated);
     }
     fill(num_rows);
   }
@@ -129,9 +133,19 @@ class MapMaker {
     found.visit(tokens_.top_k, rank_ * tokens_.local_experts, tokens_.local_experts, visit);
   }
 
-  // Marks the experts of this thread's token, and says to all who comes. True where a token of the
-  // warp has an expert twice.
-  __device__ __forceinline__ bool mark(const TokenExperts<kIdWords>& found, int base) const {
+  // Whether the thread block has more tokens than threads.
+  __device__ __forceinline__ bool has_rounds() const { return end_ - first_ > kThreads; }
+
+  __device__ __forceinline__ void say_who_comes(const TokenExperts<kIdWords>& found,
+                                                int base) const {
+    bool comes = false;
+    visit(found, [&](int, int expert) { comes |= expert >= 0; });
+    comers_.store(base + static_cast<int>(threadIdx.x) / kWarpThreads * kWarpThreads, comes,
+                  epoch_);
+  }
+
+  // Marks the experts of this thread's token. True where a token of the warp has an expert twice.
+  __device__ __forceinline__ bool mark(const TokenExperts<kIdWords>& found) const {
     const uint32_t own_bit = 1u << lane_index();
     int earlier[kIdWords * kWordIds];
     bool comes = false, is_repeated = false;
@@ -149,8 +163,6 @@ class MapMaker {
         atomicOr(&memory_.lanes[memory_.of_warp(expert)], own_bit);
       }
     });
-    comers_.store(base + static_cast<int>(threadIdx.x) / kWarpThreads * kWarpThreads, comes,
-                  epoch_);
     const uint32_t rows = __ballot_sync(0xffffffff, comes);
     if (lane_index() == 0) memory_.lanes[memory_.of_warp(memory_.experts)] = rows;
     return __any_sync(0xffffffff, is_repeated);
@@ -170,7 +182,7 @@ class MapMaker {
       sent_.load(found, base + threadIdx.x);
       next_round();
       for (int i = threadIdx.x; i <= memory_.experts; i += kThreads) memory_.counts[i] = 0;
-      const bool has_repeated = mark(found, base);
+      const bool has_repeated = mark(found);
       __syncthreads();
       memory_.add_up_warps(memory_.counts);
       __syncthreads();
