@@ -4,8 +4,7 @@ JOB is a list in JSON of launches: entry, variant (``ll``, ``triton/slots``), ax
 The rank runs each with the host build of its kernel (`cuda_fibers`), in Triton's interpreter, or
 thread by thread (`cute_ranks`),
 judges its part of the result, and prints a list of what was wrong. Nothing but the kernels keeps
-the ranks together. An axis ``absent`` names a rank that does not launch; with ``together`` all
-thread blocks of a launch run at once, as those do that wait for others; with ``repeated`` the last
+the ranks together. An axis ``absent`` names a rank that does not launch; with ``repeated`` the last
 expert of some tokens is their first one; ``slot_bytes`` replaces the size of the slots, by which
 Triton's programs divide tokens into launches.
 """
@@ -71,7 +70,7 @@ def main() -> None:
     for number, (name, variant, axes, config) in enumerate(launches):
         entry = catalog.entry(name)
         layout.HALF_BYTES = axes.pop("slot_bytes", SLOT_BYTES)
-        absent, runs_together = axes.pop("absent", None), axes.pop("together", False)
+        absent = axes.pop("absent", None)
         if axes.pop("repeated", False):
             entry = replace(entry, make_inputs=repeated)
         if rank == absent:
@@ -83,9 +82,6 @@ def main() -> None:
         assert reason is None, reason
         program = implementation.program(problem, Config(config), DEVICE.gpu)
         program = filled(program, rank, [address for _, address in windows])
-        if runs_together:
-            steps = (replace(step, cluster=step.grid) for step in program.steps)
-            program = replace(program, steps=tuple(steps))
         prepared = shares.prepare(entry, problem, DEVICE, rank, seed=number)
         prepared.reset()
         if language == "cute":

@@ -58,7 +58,7 @@ six for each of 16 thread blocks."""
 SLOTS, RINGS = {"blocks": 64}, {"tile_tokens": 2, "blocks": 32}
 ROUTED = {"hidden": 288, "top_k": 3, "local_experts": 4}
 WIDE = {**ROUTED, "act_dtype": "bfloat16"}
-NARROW, TOGETHER = {**WIDE, "hidden": 16}, {"together": True}
+NARROW = {**WIDE, "hidden": 16}
 FLOAT8 = {**ROUTED, "act_dtype": "float8_e4m3fn", "batch": "uneven"}
 DISPATCHES = [
     ["moe_dispatch", "ll", {**WIDE, "tokens": 5}, SLOTS],
@@ -66,17 +66,17 @@ DISPATCHES = [
     ["moe_dispatch", "tiles", {**FLOAT8, "tokens": 5}, RINGS],
     ["moe_dispatch", "ll", {**WIDE, "tokens": 0}, SLOTS],
     ["moe_dispatch", "ll", {**WIDE, "tokens": 5}, SLOTS],
-    ["moe_dispatch", "tiles", {**FLOAT8, "tokens": 470, "hidden": 32, **TOGETHER}, RINGS],
-    ["moe_dispatch", "ll", {**NARROW, "tokens": 300, "skew": "zipf", **TOGETHER}, SLOTS],
+    ["moe_dispatch", "tiles", {**FLOAT8, "tokens": 470, "hidden": 32}, RINGS],
+    ["moe_dispatch", "ll", {**NARROW, "tokens": 300, "skew": "zipf"}, SLOTS],
     ["moe_dispatch", "ll", {**NARROW, "tokens": 150, "repeated": True}, SLOTS],
     ["moe_dispatch", "tiles", {**WIDE, "tokens": 9, "top_k": 7}, RINGS],
-    ["moe_dispatch", "ll", {**NARROW, "tokens": 700, "local_experts": 7, **TOGETHER}, SLOTS],
-    ["moe_dispatch", "tiles", {**NARROW, "tokens": 700, "repeated": True, **TOGETHER}, RINGS],
+    ["moe_dispatch", "ll", {**NARROW, "tokens": 700, "local_experts": 7}, SLOTS],
+    ["moe_dispatch", "tiles", {**NARROW, "tokens": 700, "repeated": True}, RINGS],
     ["moe_dispatch", "ll", {**NARROW, "tokens": 6, "local_experts": 301}, SLOTS],
 ]
 """More tokens than threads, and than thread blocks; eight tiles for each of 32 thread blocks; more
-tokens than one thread block counts, and several that count and send ids together; tokens that have
-an expert twice; more experts than threads."""
+tokens than one thread block counts, and several that count and send ids; tokens that have an expert
+twice; more experts than threads."""
 
 COMBINES = [
     ["moe_combine", "ll", {**ROUTED, "tokens": 5}, SLOTS],

@@ -56,12 +56,12 @@ def _id_words(problem: Problem) -> int:
 
 
 def _num_groups(problem: Problem) -> int:
-    return ceil(problem["tokens"] / GROUP_TOKENS)
+    return ceil(problem["ranks"] * problem["tokens"] / GROUP_TOKENS)
 
 
 def _shared_bytes(problem: Problem, config: Config) -> int:
     """kernels/cuda/moe_dispatch/dispatch_rows.cuh has the same layout."""
-    groups = problem["ranks"] * _num_groups(problem)
+    groups = _num_groups(problem)
     words = 2 * 4 * _num_scales(problem)
     ranks = tokens_of_block(problem, config) if tile_tokens(config) else 0
     of_rows = 8 * groups + 4 * (groups + 1) + words + ranks
@@ -77,7 +77,7 @@ def _map_blocks(problem: Problem, config: Config, gpu: Gpu) -> int:
 
 
 def _words(problem: Problem) -> int:
-    """Flagged words of a rank: who comes, ids, and at most so many thread blocks' counts."""
+    """Flagged words of a rank: ids, who comes, and at most so many thread blocks' counts."""
     of_counts = MAX_MAP_BLOCKS * (problem["local_experts"] // 2 + 1)
     return int(_num_groups(problem) + problem["tokens"] * _id_words(problem) + of_counts)
 

@@ -1,5 +1,5 @@
 // Tokens go to the ranks of their experts, in one launch. The first `num_map_blocks` thread blocks
-// send which tokens come to which rank, and make the index maps; the others move the rows.
+// say which tokens come, and make the index maps; the others move the rows.
 #include <kernelcat/pdl.cuh>
 
 #include "maps.cuh"
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   Window* own = windows.of[0];
   const Tokens<kIdWords> tokens{expert_ids, num_tokens, top_k, local_experts};
   const RowShape<kFloat8> shape(hidden, top_k);
-  DispatchMemory<kRanks, kThreads> memory(dynamic_shared, shape, tokens.num_groups());
+  DispatchMemory<kRanks, kThreads> memory(dynamic_shared, shape, num_tokens);
   if constexpr (kDependentLaunch) {
     grid_dependency_wait();
     launch_dependents();
@@ -41,16 +41,19 @@ __global__ void __launch_bounds__(kThreads, 2)
   Waiting waiting(own);
   const int block = blockIdx.x;
   if (block < num_map_blocks) {
-    send_tokens<kRanks, kThreads>(tokens, windows, epoch, block, num_map_blocks);
+    if constexpr (kTileTokens > 0) {
+      send_ids(tokens, windows, epoch, num_tokens, block * kThreads + threadIdx.x,
+               num_map_blocks * kThreads, [](int n) { return n; });
+    }
     const Maps maps{offsets, order, position};
     const MapMemory<kThreads> map_memory(memory.counts, local_experts);
     MapMaker<kRanks, kThreads, kIdWords>(maps, tokens, rank, own, epoch, block, num_map_blocks,
                                          map_memory)
         .make(waiting, memory.scratch);
   } else {
-    DispatchRows<T, kFloat8, kRanks, kThreads> block_rows{
+    DispatchRows<T, kFloat8, kRanks, kThreads, kIdWords> block_rows{
         x,
-        expert_ids,
+        tokens,
         weights,
         row_of,
         source_offsets,
@@ -59,8 +62,6 @@ __global__ void __launch_bounds__(kThreads, 2)
         windows,
         memory,
         epoch,
-        num_tokens,
-        local_experts,
         block - num_map_blocks,
         static_cast<int>(gridDim.x) - num_map_blocks};
     if constexpr (kTileTokens == 0) {

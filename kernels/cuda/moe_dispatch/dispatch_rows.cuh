@@ -21,10 +21,10 @@ struct DispatchMemory {
 
   template <bool kFloat8>
   __device__ __forceinline__ DispatchMemory(uint8_t* memory, const RowShape<kFloat8>& shape,
-                                            int num_groups) {
+                                            int num_tokens) {
     scratch = reinterpret_cast<int2*>(memory);
-    arrivals.num_groups_of_rank = num_groups;
-    arrivals.num_groups = kRanks * num_groups;
+    arrivals.num_tokens = num_tokens;
+    arrivals.num_groups = ceil_div(kRanks * num_tokens, kGroupTokens);
     counts = reinterpret_cast<int*>(scratch + kThreads / kWarpThreads);
     arrivals.who = reinterpret_cast<uint64_t*>(counts);
     arrivals.rows = reinterpret_cast<int*>(arrivals.who + arrivals.num_groups);
@@ -33,22 +33,21 @@ struct DispatchMemory {
   }
 };
 
-template <typename T_, bool kFloat8, int kRanks_, int kThreads_>
+template <typename T_, bool kFloat8, int kRanks_, int kThreads_, int kIdWords>
 struct DispatchRows {
   using T = T_;
   static constexpr int kRanks = kRanks_, kThreads = kThreads_;
 
-  const T* x;             // (num_tokens, hidden)
-  const int* expert_ids;  // (num_tokens, top_k)
-  const float* weights;   // (num_tokens, top_k)
-  int* row_of;            // (kRanks, num_tokens)
-  int* source_offsets;    // (kRanks + 1,)
+  const T* x;  // (num_tokens, hidden)
+  const Tokens<kIdWords>& tokens;
+  const float* weights;  // (num_tokens, top_k)
+  int* row_of;           // (kRanks, num_tokens)
+  int* source_offsets;   // (kRanks + 1,)
   ReceivedRows<kFloat8> received;
   RowShape<kFloat8> shape;
   Windows<kRanks> windows;
   DispatchMemory<kRanks, kThreads> memory;
   uint32_t epoch;
-  int num_tokens, local_experts;
   int block, num_blocks;  // among those that move rows
   int num_sent = 0;
 
@@ -63,16 +62,29 @@ struct DispatchRows {
     row_words.send_with(shape, words, send);
   }
 
+  // Sends the ids of the thread block's tokens; rows that are sent after this go behind them. All
+  // threads call this together.
+  __device__ __forceinline__ void send_own_ids() const {
+    const int count = (tokens.tokens - block + num_blocks - 1) / num_blocks;
+    send_ids(tokens, windows, epoch, count, threadIdx.x, kThreads,
+             [&](int n) { return block + n * num_blocks; });
+    __syncthreads();
+  }
+
   // Waits until it is known which tokens come. All threads call this together.
   __device__ __forceinline__ void collect_arrivals(Waiting& waiting) {
-    memory.arrivals.template collect<kThreads>(windows.of[0], epoch, waiting);
+    const Comers comers = Comers::of<kRanks>(tokens, windows.of[0], windows.rank, epoch);
+    memory.arrivals.template collect<kThreads>(comers, epoch, waiting, [&] {
+      const SentIds<kRanks, kIdWords> sent{tokens, windows.of[0], epoch};
+      return sent.missing_rank(windows.rank);
+    });
     if (block == 0) memory.arrivals.template store_offsets<kRanks>(source_offsets);
   }
 
   // The row of a token of rank `source`, or -1; one thread stores it.
   __device__ __forceinline__ int find_row(int source, int token) const {
     const int row = memory.arrivals.row(source, token);
-    if (threadIdx.x == 0) row_of[source * num_tokens + token] = row;
+    if (threadIdx.x == 0) row_of[source * tokens.tokens + token] = row;
     return row;
   }
 };

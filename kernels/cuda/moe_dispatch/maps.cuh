@@ -15,60 +15,6 @@ struct Maps {
   int* position;  // (ranks * tokens, top_k)
 };
 
-// The experts of a token.
-template <int kIdWords>
-struct TokenExperts {
-  uint2 ids[kIdWords];
-
-  // Loads ids from `words`; false unless all are of `epoch`.
-  __device__ __forceinline__ bool load(const FlaggedWord* words, uint32_t epoch) {
-    bool has_come = true;
-#pragma unroll
-    for (int part = 0; part < kIdWords; ++part) {
-      const FlaggedWord word = load_flagged(&words[part]);
-      has_come &= word.low_flag == epoch && word.high_flag == epoch;
-      ids[part] = {word.low, word.high};
-    }
-    return has_come;
-  }
-
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (int part = 0; part < kIdWords; ++part) ids[part] = {~0u, ~0u};
-  }
-
-  // Calls `visit(slot, expert)` for each slot. Experts are counted from `first`; the expert is -1
-  // where it is not one of `local_experts`.
-  template <typename Visit>
-  __device__ __forceinline__ void visit(int top_k, int first, int local_experts,
-                                        Visit visit) const {
-#pragma unroll
-    for (int slot = 0; slot < kIdWords * kWordIds; ++slot) {
-      if (slot >= top_k) continue;
-      const int expert = unpacked_id(ids[slot / kWordIds], slot % kWordIds) - first;
-      const bool is_here = 0 <= expert && expert < local_experts;
-      visit(slot, is_here ? expert : -1);
-    }
-  }
-};
-
-// The ids of all ranks' tokens, in this rank's window.
-template <int kRanks, int kIdWords>
-struct SentIds {
-  const Tokens<kIdWords>& tokens;
-  const Window* own;
-  uint32_t epoch;
-
-  // Loads the experts of token number i of all ranks; one that there is not has none. Returns the
-  // rank whose ids have not come, or -1.
-  __device__ __forceinline__ int load(TokenExperts<kIdWords>& experts, int i) const {
-    experts.clear();
-    if (i >= kRanks * tokens.tokens) return -1;
-    const int source = i / tokens.tokens, word = tokens.word_of(i % tokens.tokens, 0);
-    return experts.load(&own->words[epoch % 2][source][word], epoch) ? -1 : source;
-  }
-};
-
 // What a thread block that makes maps counts, in shared memory. A token that comes is counted for
 // `experts`, one number after the last expert, so that rows are numbered like assignments.
 template <int kThreads>
@@ -78,41 +24,42 @@ struct MapMemory {
   int* counts;      // (experts + 2,) of the thread block's tokens; an even number of counts travels
   int* totals;      // (experts + 2,) of all tokens
   int* starts;      // (experts + 2,) where the next assignment of an expert stands
-  int* of_warps;    // (kWarps, experts + 1) counts of each warp, and then where they begin
   uint32_t* lanes;  // (kWarps, experts + 1), a bit for each lane that has the expert
+  int* of_warps;    // (kWarps, experts + 1), assignments beyond these bits, then those of the warps
+                    // before
 
   __device__ __forceinline__ MapMemory(int* memory, int experts) : experts(experts) {
     counts = memory;
     totals = counts + experts + 2;
     starts = totals + experts + 2;
-    of_warps = starts + experts + 2;
-    lanes = reinterpret_cast<uint32_t*>(of_warps + kWarps * (experts + 1));
+    lanes = reinterpret_cast<uint32_t*>(starts + experts + 2);
+    of_warps = reinterpret_cast<int*>(lanes + kWarps * (experts + 1));
   }
 
   __device__ __forceinline__ int of_warp(int expert) const {
     return threadIdx.x / kWarpThreads * (experts + 1) + expert;
   }
 
-  __device__ __forceinline__ void clear_counts() const {
+  __device__ __forceinline__ void clear() const {
     for (int i = threadIdx.x; i < 3 * (experts + 2); i += kThreads) counts[i] = 0;
+    clear_warps();
   }
 
   __device__ __forceinline__ void clear_warps() const {
-    for (int i = threadIdx.x; i < 2 * kWarps * (experts + 1); i += kThreads) of_warps[i] = 0;
+    for (int i = threadIdx.x; i < kWarps * (experts + 1); i += kThreads) lanes[i] = of_warps[i] = 0;
   }
 
-  // Turns the counts of warps into where their assignments begin, after all earlier ones.
-  __device__ __forceinline__ void start_warps() const {
+  // Turns what warps have marked into the assignments of the warps before; adds up to `sums`.
+  __device__ __forceinline__ void add_up_warps(int* sums) const {
     for (int i = threadIdx.x; i <= experts; i += kThreads) {
-      int next = starts[i];
+      int count = 0;
 #pragma unroll
       for (int warp = 0; warp < kWarps; ++warp) {
-        int& of_warp = of_warps[warp * (experts + 1) + i];
-        const int count = of_warp;
-        of_warp = next;
-        next += count;
+        const int at = warp * (experts + 1) + i, beyond = of_warps[at];
+        of_warps[at] = count;
+        count += __popc(lanes[at]) + beyond;
       }
-      starts[i] = next;
+      sums[i] += count;
     }
   }
 };
@@ -129,7 +76,8 @@ class MapMaker {
         tokens_(tokens),
         memory_(memory),
         sent_{tokens, own, epoch},
-        counted_(reinterpret_cast<FlaggedWord*>(own->words[epoch % 2][rank]) + tokens.num_words()),
+        comers_(Comers::of<kRanks>(tokens, own, rank, epoch)),
+        counted_(comers_.words + comers_.num_groups),
         epoch_(epoch),
         rank_(rank),
         index_(index),
@@ -142,37 +90,41 @@ class MapMaker {
   // All threads call this together. `scratch` is shared memory, (kThreads / 32,). Where ids do not
   // come in time there are no maps.
   __device__ __forceinline__ void make(Waiting& waiting, int2* scratch) {
-    memory_.clear_counts();
+    memory_.clear();
     __syncthreads();
     TokenExperts<kIdWords> found;
-    bool is_missing = false;
+    bool is_missing = false, has_repeated = false;
+    for (int base = first_; base < end_; base += kThreads) {  // first what others wait for
+      int missing;
+      waiting.until_none([&] { return missing = sent_.load(found, base + threadIdx.x); });
+      if (missing >= 0) found.clear();
+      is_missing |= missing >= 0;
+      say_who_comes(found, base);
+    }
     for (int base = first_; base < end_; base += kThreads) {
-      waiting.until_none([&] {
-        const int missing = sent_.load(found, base + threadIdx.x);
-        is_missing = missing >= 0;
-        return missing;
-      });
-      count(found);
+      if (has_rounds()) sent_.load(found, base + threadIdx.x);
+      if (base > first_) next_round();
+      has_repeated = mark(found);
+      __syncthreads();
+      memory_.add_up_warps(memory_.counts);
     }
     if (__syncthreads_or(is_missing)) return;
+    const int* totals = memory_.counts;
     if (num_blocks_ > 1) {
       send_counts();
       is_missing = !take_counts(waiting);
-    } else {
-      for (int i = threadIdx.x; i <= memory_.experts; i += kThreads) {
-        memory_.totals[i] = memory_.counts[i];
-      }
+      totals = memory_.totals;
+      if (__syncthreads_or(is_missing)) return;
     }
-    if (__syncthreads_or(is_missing)) return;
-    start_experts(scratch);
-    for (int base = first_; base < end_; base += kThreads) {
-      memory_.clear_warps();
-      __syncthreads();
-      if (end_ - first_ > kThreads) sent_.load(found, base + threadIdx.x);
-      place(found);
-      __syncthreads();
+    start_experts(totals, scratch);
+    const int num_rows = totals[memory_.experts];
+    if (has_rounds()) {
+      __syncthreads();  // all have read `num_rows`
+      place_again();
+    } else if (first_ < end_) {
+      place(found, has_repeated);
     }
-    fill();
+    fill(num_rows);
   }
 
  private:
@@ -181,17 +133,68 @@ class MapMaker {
     found.visit(tokens_.top_k, rank_ * tokens_.local_experts, tokens_.local_experts, visit);
   }
 
-  __device__ __forceinline__ void count(const TokenExperts<kIdWords>& found) const {
+  // Whether the thread block has more tokens than threads.
+  __device__ __forceinline__ bool has_rounds() const { return end_ - first_ > kThreads; }
+
+  __device__ __forceinline__ void say_who_comes(const TokenExperts<kIdWords>& found,
+                                                int base) const {
     bool comes = false;
-    visit(found, [&](int, int expert) {
-      if (expert >= 0) atomicAdd(&memory_.counts[expert], 1);
-      comes |= expert >= 0;
-    });
-    const int num_rows = __popc(__ballot_sync(0xffffffff, comes));
-    if (lane_index() == 0 && num_rows > 0) atomicAdd(&memory_.counts[memory_.experts], num_rows);
+    visit(found, [&](int, int expert) { comes |= expert >= 0; });
+    comers_.store(base + static_cast<int>(threadIdx.x) / kWarpThreads * kWarpThreads, comes,
+                  epoch_);
   }
 
-  // Counts travel by twos, as flagged words of this rank to itself, after the ids.
+  // Marks the experts of this thread's token. True where a token of the warp has an expert twice.
+  __device__ __forceinline__ bool mark(const TokenExperts<kIdWords>& found) const {
+    const uint32_t own_bit = 1u << lane_index();
+    int earlier[kIdWords * kWordIds];
+    bool comes = false, is_repeated = false;
+    visit(found, [&](int slot, int expert) {
+      earlier[slot] = expert;
+      if (expert < 0) return;
+      comes = true;
+      bool is_again = false;
+#pragma unroll
+      for (int i = 0; i < kIdWords * kWordIds; ++i) is_again |= i < slot && earlier[i] == expert;
+      if (is_again) {
+        is_repeated = true;
+        atomicAdd(&memory_.of_warps[memory_.of_warp(expert)], 1);
+      } else {
+        atomicOr(&memory_.lanes[memory_.of_warp(expert)], own_bit);
+      }
+    });
+    const uint32_t rows = __ballot_sync(0xffffffff, comes);
+    if (lane_index() == 0) memory_.lanes[memory_.of_warp(memory_.experts)] = rows;
+    return __any_sync(0xffffffff, is_repeated);
+  }
+
+  // All threads call this together, after add_up_warps and before they mark again.
+  __device__ __forceinline__ void next_round() const {
+    __syncthreads();
+    memory_.clear_warps();
+    __syncthreads();
+  }
+
+  // `place` for each round of tokens, which are marked once more.
+  __device__ __forceinline__ void place_again() const {
+    for (int base = first_; base < end_; base += kThreads) {
+      TokenExperts<kIdWords> found;
+      sent_.load(found, base + threadIdx.x);
+      next_round();
+      for (int i = threadIdx.x; i <= memory_.experts; i += kThreads) memory_.counts[i] = 0;
+      const bool has_repeated = mark(found);
+      __syncthreads();
+      memory_.add_up_warps(memory_.counts);
+      __syncthreads();
+      place(found, has_repeated);
+      __syncthreads();
+      for (int i = threadIdx.x; i <= memory_.experts; i += kThreads) {
+        memory_.starts[i] += memory_.counts[i];
+      }
+    }
+  }
+
+  // Counts travel by twos, as flagged words of this rank to itself.
   __device__ __forceinline__ int num_pairs() const { return memory_.experts / 2 + 1; }
 
   __device__ __forceinline__ void send_counts() const {
@@ -238,44 +241,35 @@ class MapMaker {
     return true;
   }
 
-  // Adds the assignments of lower experts to where an expert's assignments begin.
-  __device__ __forceinline__ void start_experts(int2* scratch) {
+  // Adds the assignments of lower experts to where an expert's assignments begin. All threads call
+  // this together; `totals` of an expert is that of the thread which has added it up.
+  __device__ __forceinline__ void start_experts(const int* totals, int2* scratch) {
     num_assignments_ = 0;
     for (int first = 0; first < memory_.experts; first += kThreads) {
       const int expert = first + threadIdx.x;
       const bool is_expert = expert < memory_.experts;
-      const PairSum sum =
-          block_pair_sum<kThreads>({is_expert ? memory_.totals[expert] : 0, 0}, scratch);
+      const PairSum sum = block_pair_sum<kThreads>({is_expert ? totals[expert] : 0, 0}, scratch);
       const int start = num_assignments_ + sum.before.x;
       if (is_expert) memory_.starts[expert] += start;
       if (is_expert && index_ == 0) maps_.offsets[expert] = start;
       num_assignments_ += sum.total.x;
     }
     if (index_ == 0 && threadIdx.x == 0) maps_.offsets[memory_.experts] = num_assignments_;
+    __syncthreads();
   }
 
-  // Stores the places of a token's assignments. All threads call this together.
-  __device__ __forceinline__ void place(const TokenExperts<kIdWords>& found) const {
+  // Stores the places of a token's assignments. All threads of a warp call this together.
+  __device__ __forceinline__ void place(const TokenExperts<kIdWords>& found,
+                                        bool has_repeated) const {
     const uint32_t own_bit = 1u << lane_index();
-    bool comes = false, is_repeated = false;
-    const auto mark = [&](int expert) {
-      const uint32_t lanes = atomicOr(&memory_.lanes[memory_.of_warp(expert)], own_bit);
-      atomicAdd(&memory_.of_warps[memory_.of_warp(expert)], 1);
-      is_repeated |= (lanes & own_bit) != 0;
+    const auto first_of = [&](int expert) {
+      return memory_.starts[expert] + memory_.of_warps[memory_.of_warp(expert)];
     };
-    visit(found, [&](int, int expert) {
-      comes |= expert >= 0;
-      if (expert >= 0) mark(expert);
-    });
-    if (comes) mark(memory_.experts);
-    const bool has_repeated = __syncthreads_or(is_repeated);
-    memory_.start_warps();
-    __syncthreads();
     const auto number_of = [&](int expert) {
-      const int i = memory_.of_warp(expert);
-      return memory_.of_warps[i] + __popc(memory_.lanes[i] & (own_bit - 1));
+      return first_of(expert) + __popc(memory_.lanes[memory_.of_warp(expert)] & (own_bit - 1));
     };
-    const int64_t row = comes ? number_of(memory_.experts) : 0;
+    const bool comes = memory_.lanes[memory_.of_warp(memory_.experts)] & own_bit;
+    const int64_t row = number_of(memory_.experts);
     const auto store = [&](int slot, int expert, int number) {
       if (expert >= 0) maps_.order[number] = row * tokens_.top_k + slot;
       maps_.position[row * tokens_.top_k + slot] = number;
@@ -291,16 +285,16 @@ class MapMaker {
     for (int lane = 0; lane < kWarpThreads; ++lane) {
       if (comes && lane == lane_index()) {
         visit(found, [&](int slot, int expert) {
-          store(slot, expert, expert < 0 ? -1 : memory_.of_warps[memory_.of_warp(expert)]++);
+          store(slot, expert, expert < 0 ? -1 : first_of(expert));
+          if (expert >= 0) memory_.of_warps[memory_.of_warp(expert)]++;
         });
       }
       __syncwarp();
     }
   }
 
-  // What belongs to no assignment: the ends of both maps.
-  __device__ __forceinline__ void fill() const {
-    const int num_rows = memory_.totals[memory_.experts];
+  // What belongs to no assignment: the ends of both maps, after `num_rows` rows.
+  __device__ __forceinline__ void fill(int num_rows) const {
     const int size = kRanks * tokens_.tokens * tokens_.top_k, step = num_blocks_ * kThreads;
     const int first = index_ * kThreads + threadIdx.x;
     for (int i = num_assignments_ + first; i < size; i += step) maps_.order[i] = -1;
@@ -311,6 +305,7 @@ class MapMaker {
   const Tokens<kIdWords>& tokens_;
   const MapMemory<kThreads>& memory_;
   SentIds<kRanks, kIdWords> sent_;
+  Comers comers_;
   FlaggedWord* counted_;
   uint32_t epoch_;
   int rank_, index_, num_blocks_, first_, end_, num_assignments_ = 0;

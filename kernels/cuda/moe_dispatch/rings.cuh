@@ -10,12 +10,12 @@
 
 namespace kernelcat {
 
-template <int kTileTokens, typename T, bool kFloat8, int kRanks, int kThreads>
-__device__ __forceinline__ void move_in_rings(DispatchRows<T, kFloat8, kRanks, kThreads>& rows,
-                                              Waiting& waiting) {
+template <int kTileTokens, typename T, bool kFloat8, int kRanks, int kThreads, int kIdWords>
+__device__ __forceinline__ void move_in_rings(
+    DispatchRows<T, kFloat8, kRanks, kThreads, kIdWords>& rows, Waiting& waiting) {
   const Windows<kRanks>& windows = rows.windows;
   if (has_failed(windows.of[0])) return;
-  const int num_tokens = rows.num_tokens, rank = windows.rank;
+  const int num_tokens = rows.tokens.tokens, rank = windows.rank;
   const RowShape<kFloat8>& shape = rows.shape;
   const RowRings rings{static_cast<int>(rows.epoch % 2), kRanks, kTileTokens, shape.num_vectors()};
   const int num_tiles = ceil_div(num_tokens, kTileTokens);
@@ -25,28 +25,34 @@ __device__ __forceinline__ void move_in_rings(DispatchRows<T, kFloat8, kRanks, k
   };
   uint8_t* ranks_of = rows.memory.ranks;  // (count * kTileTokens,)
   find_ranks<kRanks, kThreads>(
-      ranks_of, count * kTileTokens, rows.expert_ids, shape.top_k, rows.local_experts,
+      ranks_of, count * kTileTokens, rows.tokens.expert_ids, shape.top_k, rows.tokens.local_experts,
       [&](int n) { return min(first_of(n / kTileTokens) + n % kTileTokens, num_tokens - 1); });
-  rows.collect_arrivals(waiting);
-  for (int tile = 0; tile < count + kRowLookahead; ++tile) {
-    const int num_sent = tile < count ? min(kTileTokens, num_tokens - first_of(tile)) : 0;
+  // Rows of a tile go to the peers if it `travels`, and to their own place if it `stays`.
+  const auto move_tile = [&](int tile, bool travels, bool stays) {
+    const int num_sent = min(kTileTokens, num_tokens - first_of(tile));
     for (int i = 0; i < num_sent; ++i) {
       const uint32_t ranks = ranks_of[tile * kTileTokens + i];
       if (ranks == 0) continue;
-      const int token = first_of(tile) + i, row = rows.memory.arrivals.row(rank, token);
+      const int token = first_of(tile) + i;
+      const int row = stays ? rows.memory.arrivals.row(rank, token) : -1;
       rows.send_row(
           token, [] {},
           [&](int place, const uint4& vector) {
 #pragma unroll
             for (int shift = 1; shift < kRanks; ++shift) {
-              if (ranks >> windows.peer(shift) & 1) {
+              if (travels && ranks >> windows.peer(shift) & 1) {
                 rings.of(windows.of[shift], kRanks - shift, tile, i)[place] = vector;
               }
             }
             if (row >= 0) rows.received.store(shape, row, place, vector);
           });
     }
-    if (tile < count) send_signals(windows, 0, rows.epoch, tile + 1);
+    if (travels) send_signals(windows, 0, rows.epoch, tile + 1);
+  };
+  if (count > 0) move_tile(0, true, false);  // while it is found out who comes
+  rows.collect_arrivals(waiting);
+  for (int tile = 0; tile < count + kRowLookahead; ++tile) {
+    if (tile < count) move_tile(tile, tile > 0, true);
     const int taken = tile - kRowLookahead;
     if (taken < 0) continue;
     if (!wait_for_signals(windows, 0, rows.epoch, taken + 1)) break;

@@ -1,5 +1,6 @@
 // Every token has a slot in the window of every rank: rows travel without flags and signals, and
-// all of them are on their way before the first is taken.
+// all of them are on their way before the first is taken. A rank's own rows go straight to their
+// place. Ids travel before rows: behind them they would wait for the wire.
 #pragma once
 
 #include <kernelcat/expert_ranks.cuh>
@@ -9,31 +10,44 @@
 
 namespace kernelcat {
 
-template <typename T, bool kFloat8, int kRanks, int kThreads>
-__device__ __forceinline__ void move_in_slots(DispatchRows<T, kFloat8, kRanks, kThreads>& rows,
-                                              Waiting& waiting) {
+template <typename T, bool kFloat8, int kRanks, int kThreads, int kIdWords>
+__device__ __forceinline__ void move_in_slots(
+    DispatchRows<T, kFloat8, kRanks, kThreads, kIdWords>& rows, Waiting& waiting) {
   const Windows<kRanks>& windows = rows.windows;
-  const int num_tokens = rows.num_tokens;
-  const RowSlots slots{static_cast<int>(rows.epoch % 2), num_tokens, rows.shape.num_vectors()};
-  for (int token = rows.block; token < num_tokens; token += rows.num_blocks) {
-    const int id = id_of_lane(rows.expert_ids, token, rows.shape.top_k);
+  const Tokens<kIdWords>& tokens = rows.tokens;
+  const RowSlots slots{static_cast<int>(rows.epoch % 2), tokens.tokens, rows.shape.num_vectors()};
+  for (int token = rows.block; token < tokens.tokens; token += rows.num_blocks) {
+    const int id = id_of_lane(tokens.expert_ids, token, rows.shape.top_k);
     uint32_t ranks = 0;
     rows.send_row(
-        token, [&] { ranks = ranks_of_token<kRanks>(id, rows.local_experts); },
+        token,
+        [&] {
+          ranks = ranks_of_token<kRanks>(id, tokens.local_experts);
+          if (token == rows.block) rows.send_own_ids();
+        },
         [&](int place, const uint4& vector) {
 #pragma unroll
-          for (int shift = 1; shift <= kRanks; ++shift) {
+          for (int shift = 1; shift < kRanks; ++shift) {
             if (ranks >> windows.peer(shift) & 1) {
-              Window* window = windows.of[shift % kRanks];
+              Window* window = windows.of[shift];
               send_to_slot(slots.of(window, windows.rank, token) + place, vector);
             }
           }
         });
   }
   rows.collect_arrivals(waiting);
-  for (int shift = 0; shift < kRanks; ++shift) {  // own rows first: they have the shortest way
+  for (int token = rows.block; token < tokens.tokens; token += rows.num_blocks) {
+    const int row = rows.find_row(windows.rank, token);
+    if (row < 0) continue;
+    rows.send_row(
+        token, [] {},
+        [&](int place, const uint4& vector) {
+          rows.received.store(rows.shape, row, place, vector);
+        });
+  }
+  for (int shift = 1; shift < kRanks; ++shift) {
     const int source = windows.peer(shift);
-    for (int token = rows.block; token < num_tokens; token += rows.num_blocks) {
+    for (int token = rows.block; token < tokens.tokens; token += rows.num_blocks) {
       const int row = rows.find_row(source, token);
       if (row < 0) continue;
       uint4* slot = slots.of(windows.of[0], source, token);

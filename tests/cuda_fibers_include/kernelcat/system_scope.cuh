@@ -32,6 +32,11 @@ inline void store_flagged(FlaggedWord* address, uint2 data, uint32_t flag) {
   store_release_system(reinterpret_cast<uint64_t*>(address) + 1, flag_bits | data.y);
 }
 
+inline void store_flagged_half(FlaggedWord* address, int half, uint32_t data, uint32_t flag) {
+  store_release_system(reinterpret_cast<uint64_t*>(address) + half,
+                       static_cast<uint64_t>(flag) << 32 | data);
+}
+
 inline FlaggedWord load_flagged(const FlaggedWord* address) {
   const uint64_t low = load_acquire_system(reinterpret_cast<const uint64_t*>(address));
   const uint64_t high = load_acquire_system(reinterpret_cast<const uint64_t*>(address) + 1);

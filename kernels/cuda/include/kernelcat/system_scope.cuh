@@ -31,6 +31,15 @@ __device__ __forceinline__ void store_flagged(FlaggedWord* address, uint2 data, 
                : "memory");
 }
 
+// One half of a flagged word, 0 or 1: the other is another thread's.
+__device__ __forceinline__ void store_flagged_half(FlaggedWord* address, int half, uint32_t data,
+                                                   uint32_t flag) {
+  asm volatile(
+      "st.relaxed.sys.global.u64 [%0], %1;" ::"l"(reinterpret_cast<uint64_t*>(address) + half),
+      "l"(static_cast<uint64_t>(flag) << 32 | data)
+      : "memory");
+}
+
 __device__ __forceinline__ FlaggedWord load_flagged(const FlaggedWord* address) {
   uint64_t low, high;
   asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"

@@ -13,18 +13,23 @@ class Waiting {
   __device__ __forceinline__ explicit Waiting(Window* own)
       : own_(own), has_given_up_(has_failed(own)) {}
 
-  // Until `missing()` returns -1, and no longer the rank of which something is missing.
-  template <typename Missing>
-  __device__ __forceinline__ void until_none(Missing missing) {
+  // Until `has_come()`. If that takes too long, `missing_rank()` names who is missing.
+  template <typename HasCome, typename MissingRank>
+  __device__ __forceinline__ void until(HasCome has_come, MissingRank missing_rank) {
     Patience patience;
-    while (true) {
-      const int rank = missing();
-      if (rank < 0 || has_given_up_) return;
+    while (!has_come() && !has_given_up_) {
       if (patience.is_over()) {
-        report_missing(own_, rank);
+        report_missing(own_, missing_rank());
         has_given_up_ = true;
       }
     }
+  }
+
+  // Until `missing()` returns -1, and no longer the rank of which something is missing.
+  template <typename Missing>
+  __device__ __forceinline__ void until_none(Missing missing) {
+    int rank = -1;
+    until([&] { return (rank = missing()) < 0; }, [&] { return rank; });
   }
 
  private:
