@@ -73,7 +73,7 @@ def kernel_for(problem: Problem, ranks: int, machine: Gpu) -> tuple[Implementati
     the least estimate for them, of the implementation that dispatch chooses.
     """
     tokens = -(-problem["tokens"] // ranks)
-    served = Problem.of(problem.entry, **{**problem.values, "tokens": tokens})
+    served = Problem.of(problem.entry, **{**problem.values, "tokens": tokens, "skew": "zipf"})
     entry = catalog.entry(problem.entry)
     rows, refuted = evidence.of_entry(entry.name)
     decision = choose(entry, served, machine, rows, refuted=refuted)
