@@ -3,12 +3,13 @@
 The digest of an implementation (:mod:`kernelcat.catalog.digest`) changes with every token, even
 when a variable is renamed and the compiler makes identical machine code. A record therefore holds,
 for each *case* (a problem in a configuration), a digest of the launch and a digest of the machine
-code made by the compilers that the receipt names. Two digests of an implementation are equal if all
-cases have the same code: what was checked or measured under one digest holds under the other.
-If only some cases have other code, a receipt no longer holds, and neither do the measurements of
-these cases; measurements of the remaining cases do.
+code made by the compilers that the receipt or the measurement names. Two digests of an
+implementation are equal if all cases have the same code: what was checked or measured under one
+digest holds under the other. If only some cases have other code, a receipt no longer holds, and
+neither do the measurements of these cases; measurements of the remaining cases do.
 
-``tuning_db/machine_code/nvidia-SKU.jsonl`` has one line for every implementation with a receipt.
+``tuning_db/machine_code/nvidia-SKU.jsonl`` has one line for every implementation with a receipt or
+measurements.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Case(NamedTuple):
 
 
 RAN = "ran"
-"""Value in :attr:`Record.digests` of a digest whose code ran on the GPU, as a receipt proves."""
+"""Value in :attr:`Record.digests` of a digest whose code ran on the GPU, as a receipt or a
+measurement shows."""
 
 DIFFERENT, NOT_COMPARED = "different", "not compared"
 """Values in :attr:`Record.exceptions`: the code of a case was other code, or was never compared."""

@@ -1,15 +1,15 @@
 """Which cases the records of machine code lack.
 
-A record starts from a receipt. Its cases are those that the receipt checked and those that were
-measured under the same digest. A record can only be made before the sources change, because the
-cases are built from the sources.
+A record starts from a receipt, or on a GPU without one from a measurement. Its cases are those that
+the receipt checked and those that were measured under the same digest. A record can only be made
+before the sources change, because the cases are built from the sources.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from kernelcat.catalog import discovery
@@ -18,6 +18,7 @@ from kernelcat.catalog.implementation import Config
 from kernelcat.catalog.spec import Problem
 from kernelcat.runtime import gpu
 from kernelcat.runtime.environment import COMPILERS
+from kernelcat.store.measurement import Measurement
 from kernelcat.verify.code_record import RAN, Case, Record
 from kernelcat.verify.receipts import Receipt
 
@@ -47,29 +48,53 @@ class Result(Protocol):
     def config(self) -> Mapping[str, Any]: ...
 
 
+@dataclass(frozen=True)
+class _Run:
+    """Code that ran on a GPU, as a receipt or a measurement shows.
+
+    Attributes
+    ----------
+    implementation, gpu, source : as in :class:`kernelcat.verify.receipts.Receipt`
+    compilers : compiler -> version
+    problems : names of the problems that a receipt proves
+    """
+
+    implementation: str
+    gpu: str
+    source: str
+    compilers: Mapping[str, str]
+    problems: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The key of its record."""
+        return self.gpu, self.implementation
+
+
 def missing(
     receipts: Iterable[Receipt], results: Iterable[Result], records: Iterable[Record]
 ) -> list[tuple[Record, list[Case]]]:
     """Each record that has to be completed, with the cases to build for it.
 
-    These are cases that were checked or measured and are not in the record yet. If the receipt is
-    newer than the record, every case is built again, so that old measurements can be compared.
+    These are cases that were checked or measured and are not in the record yet. If the code ran
+    after the record was made, every case is built again, so that old measurements can be compared.
     """
-    measured: dict[str, list[Result]] = defaultdict(list)
+    measured: dict[tuple[str, str], list[Result]] = defaultdict(list)
     for result in results:
-        measured[f"{result.entry}/{result.language}/{result.variant}"].append(result)
+        name = f"{result.entry}/{result.language}/{result.variant}"
+        measured[result.gpu, name].append(result)
     by_key = {record.key: record for record in records}
     incomplete = []
-    for receipt in receipts:
-        now = digest_of(*receipt.implementation.split("/"))
-        record, rows = by_key.get(receipt.key), measured[receipt.implementation]
+    for run in _runs(receipts, measured):
+        now = digest_of(*run.implementation.split("/"))
+        record, rows = by_key.get(run.key), measured[run.gpu, run.implementation]
         if record is not None and now in record.digests:
-            found = _measured(receipt, rows, record)
+            found = _measured(rows, record)
             cases = [case for case in found if record.code(case) is None]
-        elif receipt.source == now:
-            record = _newer(receipt, record)
+        elif run.source == now:
+            record = _newer(run, record)
             known = (case for case, _ in record.codes())
-            cases = [*_checked(receipt), *known, *_measured(receipt, rows, record)]
+            cases = [*_checked(run), *known, *_measured(rows, record)]
         else:
             continue  # the code that ran cannot be built any more
         if cases:
@@ -77,28 +102,46 @@ def missing(
     return incomplete
 
 
-def _newer(receipt: Receipt, known: Record | None) -> Record:
-    """The record that ``receipt`` begins: ``known`` with one more digest, if the compilers are the
+def _runs(
+    receipts: Iterable[Receipt], measured: Mapping[tuple[str, str], Sequence[Result]]
+) -> Iterator[_Run]:
+    """What ran: the receipts, and where there is none the newest measurement."""
+    proven = set()
+    for receipt in receipts:
+        proven.add(receipt.key)
+        compilers = receipt.environment["compilers"]
+        yield _Run(
+            receipt.implementation, receipt.gpu, receipt.source, compilers, receipt.problems
+        )
+    for (sku, name), results in measured.items():
+        timed = [r for r in results if isinstance(r, Measurement) and r.kind == "measured"]
+        if timed and (sku, name) not in proven:
+            newest = max(timed, key=lambda row: row.created_at)
+            yield _Run(name, sku, newest.source, newest.environment["compilers"])
+
+
+def _newer(run: _Run, known: Record | None) -> Record:
+    """The record that ``run`` begins: ``known`` with one more digest, if the compilers are the
     same ones, so that codes can be compared."""
-    compiler = COMPILERS[receipt.implementation.split("/")[1]]
-    versions = {compiler: receipt.environment["compilers"][compiler]}
+    compiler = COMPILERS[run.implementation.split("/")[1]]
+    versions = {compiler: run.compilers[compiler]}
     if known is None or known.toolchain != versions:
-        known = Record(receipt.implementation, receipt.gpu, versions, {}, "", ())
-    digests = {receipt.source: RAN, **known.digests}
-    return replace(known, digests=digests, checked=receipt.source)
+        known = Record(run.implementation, run.gpu, versions, {}, "", ())
+    digests = {run.source: RAN, **known.digests}
+    return replace(known, digests=digests, checked=run.source)
 
 
-def _checked(receipt: Receipt) -> Iterator[Case]:
-    """The cases that ``receipt`` proves: default configurations of its problems."""
-    implementation = discovery.implementation(*receipt.implementation.split("/"))
-    entry, target = discovery.entry(implementation.entry), gpu.find(receipt.gpu)
-    for problem in (entry.problems[n] for n in receipt.problems if n in entry.problems):
+def _checked(run: _Run) -> Iterator[Case]:
+    """The cases that a receipt proves: default configurations of its problems."""
+    implementation = discovery.implementation(*run.implementation.split("/"))
+    entry, target = discovery.entry(implementation.entry), gpu.find(run.gpu)
+    for problem in (entry.problems[n] for n in run.problems if n in entry.problems):
         yield Case(problem, implementation.default(problem, target))
 
 
-def _measured(receipt: Receipt, results: Sequence[Result], record: Record) -> Iterator[Case]:
+def _measured(results: Sequence[Result], record: Record) -> Iterator[Case]:
     """The cases that were measured under one of the digests of ``record``."""
     for result in results:
-        if result.gpu == receipt.gpu and result.source in record.digests:
+        if result.source in record.digests:
             problem = Problem.of(result.entry, **result.problem)
             yield Case(problem, Config(result.config))
