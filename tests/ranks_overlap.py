@@ -1,7 +1,7 @@
-"""A rank that times layers whole and in halves on its GPU: ``RANK RANKS FOLDER``.
+"""A rank that times layers whose exchange overlaps with products: ``RANK RANKS FOLDER``.
 
-Rank 0 prints milliseconds of each way, how far halves differ from the whole, and when the kernels
-of a layer began and ended.
+Rank 0 prints milliseconds of each way, how far its result differs from the first way's, and when
+the kernels of the first and of the last way began and ended.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -24,28 +25,36 @@ from kernelcat.moe.ops import on
 from kernelcat.moe.parallel.beside import Beside
 from kernelcat.moe.parallel.device_exchange import DeviceExchange
 from kernelcat.moe.parallel.exchange import Exchange
+from kernelcat.moe.parallel.expert_layer import DividedExperts
 from kernelcat.moe.parallel.expert_model import divide
 from kernelcat.moe.parallel.halves import Halves
 from kernelcat.moe.weights import ExpertShare
 
 TOKENS, ROUNDS, RUNS = 8192, 9, 5
+DECODED = 128
+"""Tokens of a step that decodes."""
 SLEEP_CYCLES = 20_000_000
 """About 10 ms, in which the host launches what is timed."""
-Layer = Callable[[Halves | None], torch.Tensor]
+Run = Callable[[], torch.Tensor]
+Ways = dict[str, Run]
+"""Ways to compute a layer, by name: the first has no overlap, the last one all of it."""
 
 
-def ways(exchange: Exchange, device: torch.device) -> dict[str, Halves | None]:
+def in_halves(
+    run: Callable[[Halves | None], torch.Tensor], exchange: Exchange, device: torch.device
+) -> Ways:
     """Whole; halves on one stream; on two streams with all SMs for all, and with SMs shared out."""
     beside = Beside(device)
-    return {
+    ways = {
         "whole": None,
         "halves in sequence": Halves(exchange, Beside(torch.device("cpu")), 1, has_spare=False),
         "halves, no SMs spared": Halves(exchange, beside, 1, has_spare=False),
         "halves": Halves(exchange, beside, 1),
     }
+    return {name: partial(run, halves) for name, halves in ways.items()}
 
 
-def experts_of(exchange: Exchange, device: torch.device) -> Layer:
+def experts_of(exchange: Exchange, device: torch.device) -> Ways:
     """The experts of a layer of gpt-oss-20b, of which this rank holds its share."""
     sizes: Any = {"num_hidden_layers": 1, "vocab_size": 1024, "layer_types": ()}
     config = replace(moe.SIZES["gpt-oss-20b"], **sizes)
@@ -63,10 +72,38 @@ def experts_of(exchange: Exchange, device: torch.device) -> Layer:
             activation="swiglu_oai", act_dtype="bfloat16",
         )  # fmt: skip
 
-    return run
+    return in_halves(run, exchange, device)
 
 
-def projection_of(exchange: Exchange, device: torch.device, hidden: int, width: int) -> Layer:
+def shared_expert_of(exchange: Exchange, device: torch.device) -> Ways:
+    """A decoding step's experts of DeepSeek-V3, 64 in place of 256, with the shared expert."""
+    sizes: Any = {
+        "num_hidden_layers": 1, "first_k_dense_replace": 0, "n_routed_experts": 64,
+        "vocab_size": 1024, "num_attention_heads": 2,
+    }  # fmt: skip
+    config = replace(moe.SIZES["deepseek-v3"], **sizes)
+    share = ExpertShare(exchange.rank, exchange.ranks)
+    model = moe.random_model(config, device, share=share)
+    divide(model, exchange)
+    assert model.divided is not None
+    x, a = torch.randn(2, DECODED, config.hidden_size, device=device, dtype=model.dtype)
+    logits = torch.randn(DECODED, config.n_routed_experts, device=device, dtype=model.dtype)
+    layer = model.layers[0]
+    shared = partial(blocks.mlp, model, layer.mlp, a)
+
+    def run(experts: DividedExperts) -> torch.Tensor:
+        return experts(
+            a, logits, layer.experts, x, shared, activation="swiglu", score="sigmoid", top_k=8,
+            renormalize=True, groups=8, top_groups=4, scaling=2.5, act_dtype="bfloat16",
+        )  # fmt: skip
+
+    in_sequence = replace(model.divided, beside=Beside(torch.device("cpu")))
+    return {
+        "in sequence": partial(run, in_sequence), "beside the exchange": partial(run, model.divided)
+    }  # fmt: skip
+
+
+def projection_of(exchange: Exchange, device: torch.device, hidden: int, width: int) -> Ways:
     """An output projection of which this rank has ``width`` columns, with the norm after it."""
 
     def drawn(*shape: int) -> torch.Tensor:
@@ -84,10 +121,10 @@ def projection_of(exchange: Exchange, device: torch.device, hidden: int, width: 
         )  # fmt: skip
         return blocks.output(model, o, attn, x)[0]
 
-    return run
+    return in_halves(run, exchange, device)
 
 
-def time_ms(layer: Layer, halves: Halves | None, exchange: Exchange) -> float:
+def time_ms(run: Run, exchange: Exchange) -> float:
     """Milliseconds of a run, of several behind each other; ranks begin together."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     exchange.gather(None)
@@ -95,14 +132,14 @@ def time_ms(layer: Layer, halves: Halves | None, exchange: Exchange) -> float:
     exchange.all_reduce(torch.zeros(1, 2880, device="cuda", dtype=torch.bfloat16))
     start.record()
     for _ in range(RUNS):
-        layer(halves)
+        run()
     end.record()
     torch.cuda.synchronize()
     exchange.check()
     return start.elapsed_time(end) / RUNS
 
 
-def timeline(layer: Layer, halves: Halves | None, exchange: Exchange) -> list[dict[str, Any]]:
+def timeline(run: Run, exchange: Exchange) -> list[dict[str, Any]]:
     """The kernels of a run: name, stream, and microseconds at which each began and ended."""
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profiler:
@@ -110,7 +147,7 @@ def timeline(layer: Layer, halves: Halves | None, exchange: Exchange) -> list[di
         for _ in range(2):  # the second run is shown
             torch.cuda._sleep(SLEEP_CYCLES)
             exchange.all_reduce(torch.zeros(1, 2880, device="cuda", dtype=torch.bfloat16))
-            layer(halves)
+            run()
             torch.cuda.synchronize()
             exchange.check()
     with tempfile.TemporaryDirectory() as folder:
@@ -131,13 +168,13 @@ def timeline(layer: Layer, halves: Halves | None, exchange: Exchange) -> list[di
     ]
 
 
-def replayed(layer: Layer, halves: Halves | None, exchange: Exchange) -> bool:
+def replayed(run: Run, exchange: Exchange) -> bool:
     """Whether a CUDA graph of a run, replayed twice, has the bits of the run."""
-    expected = layer(halves)
+    expected = run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        y = layer(halves)
+        y = run()
     is_equal = True
     for _ in range(2):
         y.zero_()
@@ -156,33 +193,31 @@ def main() -> None:
     exchange = DeviceExchange(rank, ranks, folder / "ranks", rank)
     layers = {
         "experts": experts_of(exchange, device),
+        "shared expert": shared_expert_of(exchange, device),
         "projection 2880": projection_of(exchange, device, 2880, 4096 // ranks),
         "projection 7168": projection_of(exchange, device, 7168, 16384 // ranks),
     }
-    chosen = ways(exchange, device)
     exchange.all_reduce(torch.zeros(1, 2880, device="cuda", dtype=torch.bfloat16))
     results: dict[str, Any] = {}
-    for name, layer in layers.items():
-        whole = layer(None).float()
-        errors = {}
-        for way, halves in chosen.items():
-            y = layer(halves).float()
-            errors[way] = float((y - whole).norm() / whole.norm())
-        results[name] = {"errors": errors, "times": {way: [] for way in chosen}}
+    for name, ways in layers.items():
+        made = {way: run().float() for way, run in ways.items()}
+        first = next(iter(made.values()))
+        errors = {way: float((y - first).norm() / first.norm()) for way, y in made.items()}
+        results[name] = {"errors": errors}
     torch.cuda.synchronize()
     exchange.start()
-    for name, layer in layers.items():
+    for name, ways in layers.items():
+        times: dict[str, list[float]] = {way: [] for way in ways}
         for _ in range(ROUNDS):
-            for way, halves in chosen.items():
-                results[name]["times"][way].append(time_ms(layer, halves, exchange))
-        results[name]["times"] = {
-            way: median(times) for way, times in results[name]["times"].items()
-        }
+            for way, run in ways.items():
+                times[way].append(time_ms(run, exchange))
+        results[name]["times"] = {way: median(values) for way, values in times.items()}
+        first_way, *_, last_way = ways
         results[name]["timelines"] = {
-            way: timeline(layer, chosen[way], exchange) for way in ("whole", "halves")
+            way: timeline(ways[way], exchange) for way in (first_way, last_way)
         }
-    for name, layer in layers.items():
-        results[name]["is_replayed"] = replayed(layer, chosen["halves"], exchange)
+    for name, ways in layers.items():
+        results[name]["is_replayed"] = replayed(list(ways.values())[-1], exchange)
     exchange.close()
     if rank == 0:
         print(json.dumps({"gpu": torch.cuda.get_device_name(), "layers": results}))

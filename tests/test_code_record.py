@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from store_rows import measurement
+
 from kernelcat import catalog
 from kernelcat.catalog.digest import digest
 from kernelcat.catalog.implementation import Config
 from kernelcat.runtime.gpu import find
+from kernelcat.store.measurement import Measurement
 from kernelcat.verify.code_record import DIFFERENT, NOT_COMPARED, RAN, Case, Record
 from kernelcat.verify.receipts import Receipt
 from kernelcat.verify.recorder import missing
@@ -30,6 +33,24 @@ OLD = Record(NAME, "h200", NVRTC, {"old": RAN}, "old", ()).with_cases(
     {case(FIRST): "launch.one", case(SECOND): "launch.two"}, "old"
 )
 NEW = replace(OLD, digests={"old": RAN, "new": RAN}, checked="new")
+COMPLETE = replace(OLD, digests={TODAY: RAN}, checked=TODAY)
+"""Has all that ``RECEIPT`` proves."""
+
+
+def measured(problem: str, gpu: str) -> Measurement:
+    """A row of today's code."""
+    chosen = case(problem)
+    return measurement(
+        entry=IMPLEMENTATION.entry, language="cuda", variant=IMPLEMENTATION.variant,
+        problem=chosen.problem.values, problem_name=problem, config=chosen.config,
+        source=TODAY, gpu=gpu, environment={"compilers": NVRTC},
+    )  # fmt: skip
+
+
+def predicted(problem: str, gpu: str) -> Measurement:
+    """A prediction of today's code."""
+    nothing = dict.fromkeys(("ci_us", "sm_clock_mhz", "power_w", "temperature_c", "max_error"))
+    return replace(measured(problem, gpu), kind="predicted", samples=0, **nothing)
 
 
 def test_a_case_with_other_code_voids_the_receipt_and_its_own_measurements_alone() -> None:
@@ -68,6 +89,22 @@ def test_a_newer_receipt_builds_every_known_case_again() -> None:
     assert set(cases) == {case(FIRST), case(SECOND)}
     complete = record.with_cases(dict(OLD.codes()), TODAY)
     assert missing([RECEIPT], [], [complete]) == []
+
+
+def test_a_gpu_without_a_receipt_has_a_record_of_what_was_measured_there() -> None:
+    row = measured(FIRST, "h100")
+    ((record, cases),) = missing([RECEIPT], [row, predicted(FIRST, "h100")], [COMPLETE])
+    assert (record.key, record.digests) == (("h100", NAME), {TODAY: RAN})
+    assert cases == [case(FIRST)] and record.toolchain == NVRTC
+    recorded = record.with_cases({case(FIRST): "launch.one"}, TODAY)
+    assert missing([RECEIPT], [row], [COMPLETE, recorded]) == []
+    ((_, more),) = missing([RECEIPT], [row, measured(SECOND, "h100")], [COMPLETE, recorded])
+    assert more == [case(SECOND)]
+
+
+def test_predictions_and_old_rows_begin_no_record() -> None:
+    assert missing([RECEIPT], [predicted(FIRST, "b200")], [COMPLETE]) == []
+    assert missing([RECEIPT], [replace(measured(FIRST, "h100"), source="gone")], [COMPLETE]) == []
 
 
 def test_codes_of_other_compilers_are_not_compared() -> None:

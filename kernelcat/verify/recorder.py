@@ -110,9 +110,7 @@ def _runs(
     for receipt in receipts:
         proven.add(receipt.key)
         compilers = receipt.environment["compilers"]
-        yield _Run(
-            receipt.implementation, receipt.gpu, receipt.source, compilers, receipt.problems
-        )
+        yield _Run(receipt.implementation, receipt.gpu, receipt.source, compilers, receipt.problems)
     for (sku, name), results in measured.items():
         timed = [r for r in results if isinstance(r, Measurement) and r.kind == "measured"]
         if timed and (sku, name) not in proven:
