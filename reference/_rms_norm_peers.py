@@ -38,7 +38,7 @@ def torch_norm():
 
 
 def torch_compiled():
-    """The definition in torch's operators, fused by ``torch.compile``, which rounds h as they do."""
+    """The definition in torch's operators, fused by ``torch.compile``; h is rounded as by them."""
     torch = import_torch("torch.compile")
 
     # Without the option a fusion keeps h in float32, and misses the tolerance of float8.

@@ -87,8 +87,6 @@ def _problems() -> dict[str, Problem]:
     return named | {"dsv3-128-residual": combined(128, *MODELS["dsv3"], residual=True)}
 
 
-UNRACED = "kernelcat bench races NCCL's all-to-all over several GPUs"
-
 ENTRY = Entry(
     name="moe_combine",
     summary="Results of experts on several ranks back to the tokens' ranks, added up in order.",
@@ -112,8 +110,6 @@ ENTRY = Entry(
     flops=lambda problem: int(mean_rows(problem) * problem["hidden"]),
     bytes_moved=_bytes_moved,
     problems=_problems(),
-    without_peer=dict.fromkeys(("*-1", "*-64", "gptoss-128", "*-residual"), UNRACED),
     constraint=error,
-    work_in_progress=True,
     ranks="ranks",
 )  # fmt: skip

@@ -10,7 +10,7 @@ All operations are in float32, each rounded to nearest. The order of the sum is 
 that pad N to a power of two. y is not rounded to 16 bits before it is quantized. So the definition
 gives one result, bit by bit. NVFP4 is judged bit by bit: a scale at the border of two E4M3 values
 changes the codes of its block, so no tolerance for codes would find errors. The other results are
-judged with tolerances, because peers add in other orders, and ``torch.compile`` does not round h.
+judged with tolerances, because peers add in other orders.
 
 ``out_format`` chooses the outputs:
 

@@ -86,6 +86,14 @@ def test_unfinished_entries_have_no_results_in_table_and_picture() -> None:
         assert is_complete or f">{name}<" not in drawn
 
 
+def test_an_entry_that_a_gpu_has_not_raced_shows_another_ones_results() -> None:
+    lines = summary.markdown(shipped(), "h200").splitlines()
+    (line,) = [line for line in lines if "`moe_combine`" in line]
+    assert "** on h100x2-nvlink |" in line and "nccl-all-to-all" in line
+    assert not any(" on h100" in line for line in lines if "`gemm`" in line)
+    assert "moe_combine" not in picture.to_svg(shipped(), "h200")
+
+
 def test_the_picture_has_a_mark_for_each_ratio(rows: list[Measurement]) -> None:
     (gemm,) = [each for each in summary.summaries(rows, "h200") if each.ratios]
     drawn = picture.to_svg(rows, "h200")

@@ -1,4 +1,7 @@
-"""One line for each entry: how its winners compare with the fastest peers, on one GPU."""
+"""One line for each entry: how its winners compare with the fastest peers, on one GPU.
+
+An entry that this GPU has not raced shows another one's results, with its name.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ class Summary:
 
     Attributes
     ----------
+    gpu : SKU
     num_problems : problems that were measured, with or without a peer
     ratios : problem -> ratio, above 1 where the winner is faster; only problems with a peer
     peers : peers by the number of problems in which they are the fastest, most first
@@ -27,6 +31,7 @@ class Summary:
     """
 
     entry: str
+    gpu: str
     num_problems: int
     ratios: dict[str, float]
     peers: tuple[str, ...]
@@ -46,15 +51,17 @@ def summaries(measurements: Sequence[Measurement], gpu: str) -> list[Summary]:
     """
     rows = [row for row in board(measurements, gpu) if row.kind == "measured"]
     return [
-        _summary(name, [row for row in rows if row.entry == name]) for name in catalog.complete()
+        _summary(name, gpu, [row for row in rows if row.entry == name])
+        for name in catalog.complete()
     ]
 
 
-def _summary(name: str, rows: Sequence[Row]) -> Summary:
+def _summary(name: str, gpu: str, rows: Sequence[Row]) -> Summary:
     raced = [row for row in rows if row.peers]
     days = sorted(row.created_at[:10] for row in rows) or [""]
     return Summary(
         entry=name,
+        gpu=gpu,
         num_problems=len(rows),
         ratios={row.title: min(row.peers.values()) for row in raced},
         peers=tuple(peer for peer, _ in Counter(row.baseline for row in raced).most_common()),
@@ -69,18 +76,26 @@ def markdown(measurements: Sequence[Measurement], gpu: str) -> str:
         "| entry | what it computes | × best peer | worst to best | fastest peers | raced |",
         "| --- | --- | ---: | ---: | --- | --- |",
     ]
-    for summary in summaries(measurements, gpu):
+    skus = sorted({row.gpu for row in measurements if row.kind == "measured"})
+    others = [summaries(measurements, sku) for sku in skus if sku != gpu]
+    for here, *elsewhere in zip(summaries(measurements, gpu), *others, strict=True):
+        summary = here if here.num_problems else max((here, *elsewhere), key=_num_ratios)
         name, text = summary.entry, catalog.entry(summary.entry).summary
         mark = STALE if summary.is_stale else ""
+        where = "" if summary.gpu == gpu else f" on {summary.gpu}"
         lines.append(
-            f"| [`{name}`](docs/entries/{name}.md) | {text.rstrip('.')} | {_mean(summary)}{mark} "
-            f"| {_range(summary)} | {', '.join(summary.peers)} "
+            f"| [`{name}`](docs/entries/{name}.md) | {text.rstrip('.')} "
+            f"| {_mean(summary)}{mark}{where} | {_range(summary)} | {', '.join(summary.peers)} "
             f"| [{_count(summary)}](docs/results/{name}.md) |"
         )
     incomplete = [name for name in catalog.names() if catalog.entry(name).work_in_progress]
     links = ", ".join(f"[`{name}`](docs/entries/{name}.md)" for name in incomplete)
     lines += ["", f"Work in progress, not listed above: {links}."] if links else []
     return "\n".join((*lines, ""))
+
+
+def _num_ratios(summary: Summary) -> int:
+    return len(summary.ratios)
 
 
 def _mean(summary: Summary) -> str:
