@@ -8,6 +8,7 @@ float8 activations ``x_fp8`` and ``h_fp8`` are multiplied.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from math import ceil
 
 from kernelcat import dtypes
@@ -35,6 +36,7 @@ def is_empty(problem: Problem) -> bool:
     return problem["tokens"] * problem["hidden"] == 0
 
 
+@lru_cache(64)  # limits, estimates and programs ask for the parts of one problem
 def router(problem: Problem) -> Problem:
     """The selection of experts."""
     axes = {axis: problem[axis] for axis in ROUTER_AXES}
@@ -42,6 +44,7 @@ def router(problem: Problem) -> Problem:
     return routed(*sizes, dtype=problem["logit_dtype"], **axes)
 
 
+@lru_cache(64)
 def products(problem: Problem) -> tuple[Problem, Problem]:
     """Both products; the second one sums its rows into tokens."""
     tokens, top_k, experts, hidden, inter = (
@@ -58,6 +61,7 @@ def products(problem: Problem) -> tuple[Problem, Problem]:
     return first, second
 
 
+@lru_cache(64)
 def quantizations(problem: Problem) -> tuple[tuple[Problem, str], ...]:
     """Those of x and of h, each with its tensor's name; none for activations in 16 bits."""
     if problem["act_dtype"] != FP8:
@@ -82,8 +86,13 @@ def product_names(problem: Problem, number: int) -> Mapping[str, str]:
 
     ``a_prepared`` is a workspace in which some kernels put activations before they multiply them.
     """
+    return _product_names(number, problem["act_dtype"] == FP8)
+
+
+@lru_cache
+def _product_names(number: int, is_fp8: bool) -> Mapping[str, str]:
     a, d = ("x", "h") if number == 1 else ("h", "out")
-    multiplied = f"{a}_fp8" if problem["act_dtype"] == FP8 else a
+    multiplied = f"{a}_fp8" if is_fp8 else a
     weights = {name: f"{name[0]}{number}{name[1:]}" for name in ("w", "w_scale", "w_global_scale")}
     return {
         **weights, "bias": f"bias{number}", "a": multiplied, "a_scale": f"{a}_scale",

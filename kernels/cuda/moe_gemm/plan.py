@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
+from typing import Any
 
 from kernelcat import dtypes
 from kernelcat.catalog.implementation import Config
@@ -38,13 +39,10 @@ class Tiling:
     n: int
     k: int
     rows: int
-    active: int
-    """Experts that serve a token, estimated."""
-    row_blocks: float
-    """Blocks of rows of all experts, estimated."""
+    problem: Problem
 
     @staticmethod
-    def fields(config: Config, problem: Problem) -> dict[str, int]:
+    def fields(config: Config, problem: Problem) -> dict[str, Any]:
         """The fields by name, for the plans of kernels, which add their own."""
         block_m, block_n = map(int, config["tile"].removesuffix(PAIR).split("x")[-2:])
         return {
@@ -54,9 +52,18 @@ class Tiling:
             "n": problem["N"],
             "k": problem["K"],
             "rows": num_rows(problem),
-            "active": active(problem),
-            "row_blocks": row_blocks(problem, block_m),
+            "problem": problem,
         }
+
+    @property
+    def active(self) -> int:
+        """Experts that serve a token, estimated; counting them takes longer than a program."""
+        return active(self.problem)
+
+    @property
+    def row_blocks(self) -> float:
+        """Blocks of rows of all experts, estimated."""
+        return row_blocks(self.problem, self.block_m)
 
     @property
     def group_m(self) -> int:

@@ -6,6 +6,8 @@ in the order of slots, so that results are reproducible bit by bit.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from kernelcat.catalog.composition import composed, renamed
 from kernelcat.catalog.cost_model import LAUNCH_US
 from kernelcat.catalog.implementation import Config, Implementation, Program
@@ -42,7 +44,13 @@ def _multiplier(problem: Problem) -> Implementation:
 
 def _configs(problem: Problem, config: Config) -> tuple[Config, Config]:
     """Configurations of both products."""
-    more = {"combine": "ordered"} if _multiplier(problem) is wgmma.IMPLEMENTATION else {}
+    return _parts(config, _multiplier(problem) is wgmma.IMPLEMENTATION)
+
+
+@lru_cache(256)
+def _parts(config: Config, combines: bool) -> tuple[Config, Config]:
+    """Configurations of both products; with ``combines`` they say how rows are summed."""
+    more = {"combine": "ordered"} if combines else {}
     first, second = config["first_tile"], config["second_tile"]
     return Config(more, tile=first), Config(more, tile=second)
 
