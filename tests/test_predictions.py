@@ -59,8 +59,8 @@ def test_a_race_is_the_newest_run_and_has_no_peers(rows: list[Measurement]) -> N
     before = races_of(entry, "h200", rows)
     assert before and not any("peer" in name for times in before.values() for name, _ in times)
     problem, times = next(iter(before.items()))
-    (old, *_) = [r for r in rows if r.to_problem() == problem and (r.regime, r.state) ==
-                 ("graph", "burst") and r.language != "peer"]  # fmt: skip
+    (old, *_) = [r for r in rows if r.to_problem() == problem and (r.gpu, r.regime, r.state) ==
+                 ("h200", "graph", "burst") and r.language != "peer"]  # fmt: skip
     new = replace(old, run="29990101T000000-aaaa", created_at="2999-01-01T00:00:00.000Z")
     assert len(times) > 1 and len(races_of(entry, "h200", [*rows, new])[problem]) == 1
     assert races_of(entry, "b200", rows) == {}
