@@ -69,8 +69,9 @@ class PartialProduct:
 def kernel_for(problem: Problem, ranks: int, machine: Gpu) -> tuple[Implementation, Config]:
     """What serves ``problem`` where one row in ``ranks`` is served.
 
-    That is what was measured for so many fewer tokens; where nothing was, the configuration with
-    the least estimate for them, of the implementation that dispatch chooses.
+    That is what was measured for so many fewer tokens, with skewed routing, as routers have it;
+    where nothing was, the configuration with the least estimate for them, of the implementation
+    that dispatch chooses.
     """
     tokens = -(-problem["tokens"] // ranks)
     served = Problem.of(problem.entry, **{**problem.values, "tokens": tokens, "skew": "zipf"})

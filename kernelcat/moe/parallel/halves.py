@@ -26,8 +26,8 @@ Of 8,192 tokens the halves are three waves each and the whole is six: 1.7 times 
 (measured, docs/measured.md)."""
 EXPERT_RANKS = 4
 """Ranks from which divided experts are computed in halves: on four H100 1.15 times as fast
-(measured, docs/measured.md). On two ranks exchanges are an eighth of the layer; overlap hides half
-of them, which is less than halves cost (predicted)."""
+as the whole. On two H100 halves take 1.06 times as long, with overlap and without. (Measured,
+docs/measured.md.)"""
 EXPERT_SMS = 20
 """SMs for `moe_dispatch` and `moe_combine`: 40 thread blocks, 32 for rows and 8 for index maps."""
 REDUCE_SMS = 32
