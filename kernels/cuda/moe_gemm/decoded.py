@@ -5,14 +5,14 @@ activations of 4-bit weights are widened, and columns of activations of float8 w
 the order in which these weights are decoded.
 
 Where an expert has few rows, an SM runs three thread blocks, and a wave is 396 tiles on an H200. A
-few tiles more make another wave, in which most SMs have nothing to do. With ``-split`` several
-thread blocks share a tile of the last wave: each multiplies a part of k, and whichever arrives last
-adds up the sums (Stream-K: Osama et al. 2023).
+few tiles more make another wave, in which most SMs have nothing to do. In ``split`` several thread
+blocks share a tile of the last wave: each multiplies a part of k, and whichever arrives last adds
+up the sums (Stream-K: Osama et al. 2023).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, erfc, sqrt
 
@@ -45,7 +45,7 @@ from kernelcat.kernels.cuda.moe_gemm.operands import (
     num_rows,
     weight_format,
 )
-from kernelcat.kernels.cuda.moe_gemm.plan import SPLIT, Tiling
+from kernelcat.kernels.cuda.moe_gemm.plan import SHARED, Tiling
 from kernelcat.reference._experts import FP4, FP8
 from kernelcat.reference._fp4 import BLOCKS
 from kernelcat.reference._fp4_tiles import TILE_COLS, TILE_ROWS
@@ -58,10 +58,11 @@ SPACE = {
         *("16x128", "32x128", "48x128", "64x128", "80x128", "96x128"),
         *("128x128", "144x128", "192x128", "256x128"),
         *("128x192", "128x256", "48x256", "16x256", "32x256"),
-        *(f"{rows}x128{SPLIT}" for rows in (16, 32, 48)),
     )
 }
-"""tile : rows of an expert x rows of the expert's weights; with SPLIT thread blocks share tiles"""
+"""tile : rows of an expert x rows of the expert's weights"""
+SPLIT_SPACE = {"tile": tuple(f"{rows}x128{SHARED}" for rows in (16, 32, 48))}
+"""tile : as above; thread blocks share those of the last wave"""
 
 
 WIDE_FLOAT8_TILES = ("16x256", "32x256", "48x256")
@@ -72,8 +73,9 @@ FLOAT8_TILES = (
     *WIDE_FLOAT8_TILES,
 )
 """Tiles of float8 weights: their sums and products fit in registers."""
-FP4_TILES = tuple(
-    tile for tile in SPACE["tile"] if tile != "144x128" and tile not in WIDE_FLOAT8_TILES
+FP4_TILES = (
+    *(tile for tile in SPACE["tile"] if tile != "144x128" and tile not in WIDE_FLOAT8_TILES),
+    *SPLIT_SPACE["tile"],
 )
 """Tiles of 4-bit weights."""
 MAX_GATHERED = 144
@@ -109,7 +111,7 @@ class Plan(Tiling):
             scale_block=scale_block,
             has_scaled_rows=_is_scaled(problem),
             is_uniform=is_uniform,
-            splits=config["tile"].endswith(SPLIT),
+            splits=config["tile"].endswith(SHARED),
         )
 
     @property
@@ -395,4 +397,13 @@ IMPLEMENTATION = Implementation(
         "dependent launch": "ACQBULK",
     },
     rank=2,
+)
+
+SPLIT = replace(
+    IMPLEMENTATION,
+    variant="split",
+    summary="as decoded, for few rows an expert; thread blocks share the tiles of the last wave",
+    space=SPLIT_SPACE,
+    rank=3,
+    unverified="right on the host, not run on a GPU",
 )
