@@ -2,4 +2,9 @@
 
 from kernelcat.kernels.cuda.moe_gemm import decoded, naive, wgmma
 
-IMPLEMENTATIONS = (naive.IMPLEMENTATION, wgmma.IMPLEMENTATION, decoded.IMPLEMENTATION)
+IMPLEMENTATIONS = (
+    naive.IMPLEMENTATION,
+    wgmma.IMPLEMENTATION,
+    decoded.IMPLEMENTATION,
+    decoded.SPLIT,
+)

@@ -2,4 +2,9 @@
 
 from kernelcat.kernels.cuda.qkv_rope_write import naive, products, streamed
 
-IMPLEMENTATIONS = (naive.IMPLEMENTATION, streamed.IMPLEMENTATION, products.IMPLEMENTATION)
+IMPLEMENTATIONS = (
+    naive.IMPLEMENTATION,
+    streamed.IMPLEMENTATION,
+    products.IMPLEMENTATION,
+    products.MULTICAST,
+)
