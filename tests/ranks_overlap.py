@@ -76,9 +76,9 @@ def experts_of(exchange: Exchange, device: torch.device) -> Ways:
 
 
 def shared_expert_of(exchange: Exchange, device: torch.device) -> Ways:
-    """A decoding step's experts of DeepSeek-V3, 64 in place of 256, with the shared expert."""
+    """A decoding step's experts of DeepSeek-V3, 8 on each rank, with the shared expert."""
     sizes: Any = {
-        "num_hidden_layers": 1, "first_k_dense_replace": 0, "n_routed_experts": 64,
+        "num_hidden_layers": 1, "first_k_dense_replace": 0, "n_routed_experts": 8 * exchange.ranks,
         "vocab_size": 1024, "num_attention_heads": 2,
     }  # fmt: skip
     config = replace(moe.SIZES["deepseek-v3"], **sizes)

@@ -29,7 +29,7 @@ def renamed(program: Program, names: Mapping[str, str]) -> Program:
             params.append(new)
         return Step(
             old.source, old.grid, tuple(params), old.block, old.shared_bytes, old.cluster,
-            old.programmatic,
+            old.programmatic, old.max_carveout,
         )  # fmt: skip
 
     workspaces = {names.get(name, name): size for name, size in program.workspaces.items()}

@@ -222,7 +222,10 @@ class Step:
     ``block`` is the number of threads of a thread block and ``shared_bytes`` its dynamic shared
     memory. Both stay 0 for Triton, where the artifact's metadata holds them. ``programmatic`` asks
     for programmatic dependent launch: this kernel may begin before the previous kernel of the
-    stream ends, and waits for that kernel by ``griddepcontrol.wait``.
+    stream ends, and waits for that kernel by ``griddepcontrol.wait``. ``max_carveout`` asks for SMs
+    whose L1 is shared memory as far as possible, though this kernel needs little of it: an SM that
+    is busy does not change its carveout, so a thread block of another stream that needs more shared
+    memory would wait for all of this kernel's. That changes no result, and is no part of a digest.
     """
 
     source: Source
@@ -232,6 +235,7 @@ class Step:
     shared_bytes: int = 0
     cluster: tuple[int, int, int] = (1, 1, 1)
     programmatic: bool = False
+    max_carveout: bool = False
 
 
 @dataclass(frozen=True)

@@ -39,15 +39,20 @@ class Code:
         else:
             self.function = function(artifact.code, artifact.kernel, device)
 
-    def allow(self, shared_bytes: int, cluster: tuple[int, int, int]) -> None:
+    def allow(
+        self, shared_bytes: int, cluster: tuple[int, int, int], max_carveout: bool = False
+    ) -> None:
         """Raise the limits of the function where a launch needs more than the default.
 
-        ``shared_bytes`` counts dynamic shared memory. Raises ``LaunchError``.
+        ``shared_bytes`` counts dynamic shared memory; ``max_carveout`` is as in ``Step``. Raises
+        ``LaunchError``.
         """
         if shared_bytes + self.metadata.get("static_shared_bytes", 0) > _DEFAULT_SHARED_BYTES:
             self._raise(driver.MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes)
         if prod(cluster) > _PORTABLE_CLUSTER:
             self._raise(driver.NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
+        if max_carveout:
+            self._raise(driver.PREFERRED_SHARED_MEMORY_CARVEOUT, 100)
 
     def _raise(self, attribute: int, value: int) -> None:
         if self._limits.get(attribute, 0) < value:

@@ -21,6 +21,7 @@ from kernelcat.errors import LaunchError, MissingDependency
 
 # CUfunction_attribute
 MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
+PREFERRED_SHARED_MEMORY_CARVEOUT = 9  # percent
 NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14
 
 # CUresult

@@ -163,7 +163,7 @@ def _kernel(step: Step, code: Code, number: int) -> Kernel:
     threads = 32 * data["num_warps"] if code.language == "triton" else step.block
     shared_bytes = data.get("shared_bytes", step.shared_bytes)
     x, y, z = data.get("cluster", step.cluster)
-    code.allow(shared_bytes, (x, y, z))
+    code.allow(shared_bytes, (x, y, z), step.max_carveout)
     return Kernel(
         code.function, params, step.grid, threads, shared_bytes, (x, y, z), step.programmatic,
         scratch,

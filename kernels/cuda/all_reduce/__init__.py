@@ -66,7 +66,9 @@ def _launch(
         *(problem["dtype"], problem["ranks"], threads, *more, programmatic),
     )
     params = (Pointer("x"), Pointer("out"), size, *window_params())
-    return Program((Step(source, (num_blocks, 1, 1), params, threads, programmatic=programmatic),))
+    step = Step(source, (num_blocks, 1, 1), params, threads,
+                programmatic=programmatic, max_carveout=True)  # fmt: skip
+    return Program((step,))
 
 
 def _ll(problem: Problem, config: Config, gpu: Gpu) -> Program:
@@ -108,7 +110,7 @@ def _slots(problem: Problem, config: Config, gpu: Gpu) -> Program:
     sizes = (Int32(problem["tokens"]), Int32(problem["hidden"]), Float32(problem["eps"]))
     num_blocks = min(problem["tokens"], config["blocks"])
     step = Step(source, (num_blocks, 1, 1), (*tensors, *sizes, *window_params()), SLOT_THREADS,
-                4 * (SLOT_THREADS // 32), programmatic=programmatic)  # fmt: skip
+                4 * (SLOT_THREADS // 32), programmatic=programmatic, max_carveout=True)  # fmt: skip
     return Program((step,))
 
 

@@ -48,7 +48,8 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     axes = (problem[axis] for axis in ("tokens", "hidden", "top_k", "local_experts"))
     params = (*map(Pointer, tensors), *map(Int32, axes), *window_params())
     step = Step(source, (_num_blocks(problem, config), 1, 1), params, THREADS,
-                _shared_bytes(problem, config), programmatic=programmatic)  # fmt: skip
+                _shared_bytes(problem, config), programmatic=programmatic,
+                max_carveout=True)  # fmt: skip
     return Program((step,))
 
 

@@ -96,7 +96,7 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     axes = (problem[axis] for axis in ("tokens", "hidden", "top_k", "local_experts"))
     params = (*map(Pointer, tensors), *map(Int32, (*axes, map_blocks)), *window_params())
     step = Step(source, (num_blocks, 1, 1), params, THREADS, _shared_bytes(problem, config),
-                programmatic=programmatic)  # fmt: skip
+                programmatic=programmatic, max_carveout=True)  # fmt: skip
     return Program((step,))
 
 
