@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from cuda_fibers import COMPILER, Host
 
-from kernelcat.catalog import source
-from kernelcat.catalog.implementation import Config, Implementation
+from kernelcat.catalog.implementation import Config
 from kernelcat.catalog.spec import Problem
 from kernelcat.kernels.cuda.qkv_rope_write import naive, products, streamed
 from kernelcat.moe.rope import Rope
@@ -109,78 +106,17 @@ PRODUCTS = {
 }  # fmt: skip
 
 
-MULTICAST = {
-    "pairs, three splits, a ring that is refilled, 33 tokens": (
-        Config(cluster=2, split_k=3, ring_kb=96), projected(33, 2, 1, 64, 1672, bias=True)
-    ),
-    "four, 128 tokens": (
-        Config(cluster=4, split_k=1, ring_kb=96), projected(128, 2, 1, 64, 1000)
-    ),
-    "pairs of heads of 128": (
-        Config(cluster=2, split_k=2, ring_kb=192), projected(65, 2, 1, 128, 520)
-    ),
-    "pairs, 9 tokens, float8 with scales of pages": (
-        Config(cluster=2, split_k=1, ring_kb=96),
-        projected(9, 2, 1, 64, 264, kv_dtype=FP8, has_scales=True, page_scales=True),
-    ),
-}  # fmt: skip
-ON_THE_HOST = [
-    *((products.IMPLEMENTATION, *case, name) for name, case in PRODUCTS.items()),
-    *((products.MULTICAST, *case, name) for name, case in MULTICAST.items()),
-]
-
-
 @pytest.mark.skipif(COMPILER is None, reason="no g++")
-@pytest.mark.parametrize(
-    ("implementation", "config", "problem"), [case[:3] for case in ON_THE_HOST],
-    ids=[case[3] for case in ON_THE_HOST],
-)  # fmt: skip
-def test_grid_wide_products_are_right_on_the_host(
-    implementation: Implementation, config: Config, problem: Problem, monkeypatch
-) -> None:
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_grid_wide_products_are_right_on_the_host(name: str, monkeypatch) -> None:
     # On this machine static shared memory is each thread's own: rows of a warp need none.
     of_a_warp = Config(threads=32, rows=1)
     monkeypatch.setattr(products, "norm_config", lambda norm, gpu: of_a_warp)
+    config, problem = PRODUCTS[name]
     host = Host(max_blocks=1 << 30)  # the grid has a thread block for each split of a tile
-    assert implementation.why_not(config, problem, host.gpu) is None
-    verdict = gate.check(implementation, problem, config, host, seeds=(0, 1))
+    assert products.IMPLEMENTATION.why_not(config, problem, host.gpu) is None
+    verdict = gate.check(products.IMPLEMENTATION, problem, config, host, seeds=(0, 1))
     assert verdict.passed, verdict.detail
-
-
-MULTICAST_FAULTS = {
-    "a stage is filled that another thread block still reads": (
-        "release_stage<Tile::kCluster>(shared.empty[previous]);",
-        "release_stage<1>(shared.empty[previous]);",
-    ),
-    "all thread blocks load the first tokens": (
-        "const int first = cluster_rank() * kPart;", "const int first = 0;",
-    ),
-    "barriers are used before they are initialised": ("    cluster_wait();\n", ""),
-    "thread blocks of a cluster have different splits": (
-        "split = group % arrays.num_splits;", "",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.skipif(COMPILER is None, reason="no g++")
-@pytest.mark.parametrize("fault", MULTICAST_FAULTS)
-def test_a_fault_among_thread_blocks_of_a_cluster_is_found(
-    fault: str, monkeypatch, tmp_path: Path
-) -> None:
-    shutil.copytree(source.cuda_root(), tmp_path / "cuda")
-    path = tmp_path / "cuda" / "qkv_rope_write" / "product_tile.cuh"
-    before, after = MULTICAST_FAULTS[fault]
-    assert before in path.read_text()
-    path.write_text(path.read_text().replace(before, after))
-    monkeypatch.setattr(source, "cuda_root", lambda: tmp_path / "cuda")
-    monkeypatch.setattr(products, "norm_config", lambda norm, gpu: Config(threads=32, rows=1))
-    config, problem = MULTICAST["pairs, three splits, a ring that is refilled, 33 tokens"]
-    try:
-        host = Host(max_blocks=1 << 30)
-        verdict = gate.check(products.MULTICAST, problem, config, host, seeds=(0,))
-        assert not verdict.passed
-    except AssertionError as error:
-        assert "qkv_rope_write_multicast" in str(error)
 
 
 def test_what_products_cannot_serve_is_refused_with_the_value() -> None:
@@ -198,13 +134,6 @@ def test_what_products_cannot_serve_is_refused_with_the_value() -> None:
     )
     assert reason(projected(1, 1, 1, 64, 128), 3) == (
         "hidden=128 has 2 k-blocks of 64, and each of 3 splits needs one"
-    )
-    four = Config(cluster=4, split_k=1, ring_kb=96)
-    assert products.MULTICAST.why_not(four, projected(9, 2, 1, 64, 64), gpu.find("h200")) == (
-        "tokens=9 in a tile of 16 are fewer than 8 for each of 4 thread blocks"
-    )
-    assert products.MULTICAST.why_not(four, projected(65, 3, 1, 64, 64), gpu.find("h200")) == (
-        "5 tiles of heads are no whole clusters of 4"
     )
 
 

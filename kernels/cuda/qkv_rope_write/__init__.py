@@ -2,9 +2,4 @@
 
 from kernelcat.kernels.cuda.qkv_rope_write import naive, products, streamed
 
-IMPLEMENTATIONS = (
-    naive.IMPLEMENTATION,
-    streamed.IMPLEMENTATION,
-    products.IMPLEMENTATION,
-    products.MULTICAST,
-)
+IMPLEMENTATIONS = (naive.IMPLEMENTATION, streamed.IMPLEMENTATION, products.IMPLEMENTATION)

@@ -2,14 +2,10 @@
 
 The thread block that ends last in a tile of heads rotates the heads and stores them. Its weights
 are on their way while the rows are normalized.
-
-All thread blocks read the same tokens: at 128 tokens two thirds of what L2 sends. In ``multicast``
-the thread blocks of a cluster each load a part of them for all.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import ceil
 
 from kernelcat.catalog.composition import composed, renamed
@@ -41,10 +37,6 @@ SPACE = {"split_k": (3, 1, 2, 4, 5, 6, 8), "ring_kb": (96, 192)}
 split_k : splits of the columns, each a thread block
 ring_kb : KB of a thread block's ring at most; two thread blocks with 96 share an SM
 """
-MULTICAST_SPACE = {"cluster": (2, 4), **SPACE}
-"""cluster : thread blocks that share the loads of tokens; the others as in SPACE"""
-SWIZZLED_ROWS = 8
-"""Rows after which TMA's swizzle repeats itself."""
 NORM_NAMES = {"weight": "norm_weight", "y": "normalized"}
 """Name in `rms_norm` -> name here."""
 
@@ -69,10 +61,6 @@ def _padded_tokens(problem: Problem) -> int:
 
 def _num_tiles(problem: Problem) -> int:
     return num_heads(problem) * int(problem["head_dim"]) // _tile_rows(problem)
-
-
-def _cluster(config: Config) -> int:
-    return int(config.get("cluster", 1))
 
 
 def _num_k_blocks(problem: Problem) -> int:
@@ -122,17 +110,11 @@ def _product_step(problem: Problem, config: Config) -> Step:
     )
     arrays = [tensor.name for tensor in ENTRY.tensors]
     rest = arrays[arrays.index("block_table") :]
-    constants, cluster = [tokens, _num_stages(problem, config)], _cluster(config)
-    source = (
-        head_writer(problem, "products", *constants)
-        if cluster == 1
-        else head_writer(problem, "multicast", *constants, cluster)
-    )
     return Step(
-        source,
+        head_writer(problem, "products", tokens, _num_stages(problem, config)),
         (_num_tiles(problem) * config["split_k"], 1, 1),
         (
-            _map("normalized", problem, problem["tokens"], tokens // cluster),
+            _map("normalized", problem, problem["tokens"], tokens),
             *weights,
             *map(Pointer, (*rest, "partials", "counters")),
             *head_sizes(problem),
@@ -140,7 +122,6 @@ def _product_step(problem: Problem, config: Config) -> Step:
         ),
         NUM_THREADS,
         _shared_bytes(problem, config),
-        (cluster, 1, 1),
         programmatic=True,
     )
 
@@ -172,12 +153,7 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
 
 
 def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    return (
-        _illegal_sizes(problem)
-        or _illegal_norm(problem, gpu)
-        or _illegal_ring(config, problem)
-        or _illegal_cluster(config, problem)
-    )
+    return _illegal_sizes(problem) or _illegal_norm(problem, gpu) or _illegal_ring(config, problem)
 
 
 def _illegal_sizes(problem: Problem) -> str | None:
@@ -214,18 +190,6 @@ def _illegal_ring(config: Config, problem: Problem) -> str | None:
     return None
 
 
-def _illegal_cluster(config: Config, problem: Problem) -> str | None:
-    cluster, padded, num_tiles = _cluster(config), _padded_tokens(problem), _num_tiles(problem)
-    if padded // cluster < SWIZZLED_ROWS:
-        return (
-            f"tokens={problem['tokens']} in a tile of {padded} are fewer than {SWIZZLED_ROWS} for "
-            f"each of {cluster} thread blocks"
-        )
-    if num_tiles % cluster:
-        return f"{num_tiles} tiles of heads are no whole clusters of {cluster}"
-    return None
-
-
 def _residents(config: Config) -> int:
     """Thread blocks of an SM at a time."""
     return 2 if config["ring_kb"] <= 96 else 1
@@ -240,11 +204,6 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     return None
 
 
-def _sent_bytes(problem: Problem, config: Config) -> int:
-    """Bytes of a stage that L2 sends for a thread block."""
-    return 2 * BLOCK_K * (_tile_rows(problem) + _padded_tokens(problem) // _cluster(config))
-
-
 def _late_us(num_bytes: int, early_bytes: int, rate: float) -> float:
     """Microseconds for what has not arrived by the end of the norm; ``rate`` in bytes each."""
     return num_bytes / rate - min(early_bytes / rate, NORM_US)
@@ -257,7 +216,7 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     splits = config["split_k"]
     blocks = _num_tiles(problem) * splits
     waves = ceil(blocks / (gpu.sms * _residents(config)))
-    block_bytes = ceil(_num_k_blocks(problem) / splits) * _sent_bytes(problem, config)
+    block_bytes = ceil(_num_k_blocks(problem) / splits) * _stage_bytes(problem)
     residents = min(_residents(config), ceil(blocks / gpu.sms))
     early_stages = min(_num_stages(problem, config), ceil(_num_k_blocks(problem) / splits))
     early_bytes = 2 * BLOCK_K * _tile_rows(problem) * early_stages
@@ -289,14 +248,4 @@ IMPLEMENTATION = Implementation(
         "dependent launch": "ACQBULK",
     },
     rank=2,
-)
-
-MULTICAST = replace(
-    IMPLEMENTATION,
-    variant="multicast",
-    summary="products by clusters, whose thread blocks load parts of the tokens for each other",
-    space=MULTICAST_SPACE,
-    techniques={**IMPLEMENTATION.techniques, "tma multicast": "UTMALDG*MULTICAST"},
-    rank=3,
-    unverified="right on the host, not run on a GPU",
 )
