@@ -84,8 +84,7 @@ def quantization_names(name: str) -> Mapping[str, str]:
 def product_names(problem: Problem, number: int) -> Mapping[str, str]:
     """Name in `moe_gemm` -> name in `moe_mlp`, of the product with this number, 1 or 2.
 
-    ``a_prepared`` is a workspace in which some kernels put activations before they multiply them;
-    in ``partials`` and ``counters`` thread blocks add up tiles that they share.
+    ``a_prepared`` is a workspace in which some kernels put activations before they multiply them.
     """
     return _product_names(number, problem["act_dtype"] == FP8)
 
@@ -97,8 +96,7 @@ def _product_names(number: int, is_fp8: bool) -> Mapping[str, str]:
     weights = {name: f"{name[0]}{number}{name[1:]}" for name in ("w", "w_scale", "w_global_scale")}
     return {
         **weights, "bias": f"bias{number}", "a": multiplied, "a_scale": f"{a}_scale",
-        "a_prepared": f"{a}_prepared", "d": d, "partials": f"partials{number}",
-        "counters": f"counters{number}",
+        "a_prepared": f"{a}_prepared", "d": d,
     }  # fmt: skip
 
 

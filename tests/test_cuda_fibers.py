@@ -112,39 +112,6 @@ PACKED_FAULTS = {
     ),
 }  # fmt: skip
 """What is wrong with the kernel of packed weights -> file of kernels/cuda, text, replacement."""
-SPLIT = Config(tile="16x128-split")
-SPLIT_PROBLEM = product(
-    40,
-    2,
-    3,
-    272,
-    1248,
-    gather=True,
-    format="nvfp4",
-    packing="tiles",
-    bias=True,
-    activation="swiglu",
-)
-"""18 tiles of ten k-blocks."""
-SPLIT_FAULTS = {
-    "each part of a tile begins at its first k-block": (
-        "moe_gemm/decoded_stage.cuh", "k_block = first_k_block(tile)", "k_block = 0",
-    ),
-    "a part multiplies all k-blocks": (
-        "moe_gemm/split_tiles.cuh", "(part + 1) * num_k / count", "num_k",
-    ),
-    "whichever arrives first stores the tile": (
-        "moe_gemm/split_tiles.cuh", ".count = tile.num_parts", ".count = 1",
-    ),
-    "parts of different tiles meet": (
-        "moe_gemm/split_tiles.cuh", ".counter = counters + first_block",
-        ".counter = counters",
-    ),
-    "the last tile of the last wave is left out": (
-        "moe_gemm/split_tiles.cuh", "blockIdx.x < left * parts", "blockIdx.x < left",
-    ),
-}  # fmt: skip
-"""What is wrong where thread blocks share tiles -> file of kernels/cuda, text, replacement."""
 FLOAT8_PROBLEM = product(100, 2, 2, 136, 400, gather=True, format="fp8")
 """Experts of 100 rows: two passes a k-block."""
 FLOAT8_FAULTS = {
@@ -175,19 +142,12 @@ CASES = [
     *((decoded.IMPLEMENTATION, problem, None, fault, id)
       for problem, faults in ((PACKED_PROBLEM, PACKED_FAULTS), (FLOAT8_PROBLEM, FLOAT8_FAULTS))
       for id, fault in faults.items()),
-    *((decoded.SPLIT, SPLIT_PROBLEM, SPLIT, fault, id)
-      for id, fault in SPLIT_FAULTS.items()),
 ]  # fmt: skip
 
 
-SHARING = 16
-"""Thread blocks of which three share each of the last two of 18 tiles."""
-
-
-def verdict(implementation, problem, config=None, host=None):
+def verdict(implementation, problem, config=None):
     config = config or CONFIGS[implementation.name]
-    host = host or cuda_fibers.Host(SHARING if config == SPLIT else 3)
-    return gate.check(implementation, problem, config, host, seeds=(0,))
+    return gate.check(implementation, problem, config, cuda_fibers.Host(), seeds=(0,))
 
 
 @pytest.mark.parametrize(
@@ -202,16 +162,6 @@ def verdict(implementation, problem, config=None, host=None):
 )
 def test_a_kernel_is_right_on_the_host(implementation, problem, config) -> None:
     assert verdict(implementation, problem, config).passed
-
-
-@pytest.mark.parametrize("blocks", [1, 7, SHARING, 17, 25, 40, 150])
-def test_thread_blocks_share_the_tiles_of_the_last_wave(blocks: int) -> None:
-    """Of any number: without a last wave, with one that nobody shares, and with no other wave."""
-    host = cuda_fibers.Host(blocks, seed=blocks)
-    assert verdict(decoded.SPLIT, SPLIT_PROBLEM, SPLIT, host).passed
-    counters = host.workspaces["counters"]
-    assert counters.size and not counters.any()
-    assert host.workspaces["partials"].any() == (blocks not in (1, 7, 25))
 
 
 @pytest.mark.parametrize(
@@ -231,4 +181,4 @@ def test_a_planted_fault_is_found(
     try:
         assert not verdict(implementation, problem, config).passed
     except AssertionError as error:
-        assert "moe_gemm_" in str(error)
+        assert f"moe_gemm_{implementation.variant}" in str(error)

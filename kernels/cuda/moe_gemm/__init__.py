@@ -2,9 +2,4 @@
 
 from kernelcat.kernels.cuda.moe_gemm import decoded, naive, wgmma
 
-IMPLEMENTATIONS = (
-    naive.IMPLEMENTATION,
-    wgmma.IMPLEMENTATION,
-    decoded.IMPLEMENTATION,
-    decoded.SPLIT,
-)
+IMPLEMENTATIONS = (naive.IMPLEMENTATION, wgmma.IMPLEMENTATION, decoded.IMPLEMENTATION)

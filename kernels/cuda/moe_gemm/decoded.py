@@ -3,16 +3,11 @@
 Activations are multiplied in 16 bits. Two kinds are prepared by a launch of their own: float8
 activations of 4-bit weights are widened, and columns of activations of float8 weights are put into
 the order in which these weights are decoded.
-
-Where an expert has few rows, an SM runs three thread blocks, and a wave is 396 tiles on an H200. A
-few tiles more make another wave, in which most SMs have nothing to do. In ``split`` several thread
-blocks share a tile of the last wave: each multiplies a part of k, and whichever arrives last adds
-up the sums (Stream-K: Osama et al. 2023).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, erfc, sqrt
 
@@ -45,7 +40,7 @@ from kernelcat.kernels.cuda.moe_gemm.operands import (
     num_rows,
     weight_format,
 )
-from kernelcat.kernels.cuda.moe_gemm.plan import SHARED, Tiling
+from kernelcat.kernels.cuda.moe_gemm.plan import Tiling
 from kernelcat.reference._experts import FP4, FP8
 from kernelcat.reference._fp4 import BLOCKS
 from kernelcat.reference._fp4_tiles import TILE_COLS, TILE_ROWS
@@ -61,8 +56,6 @@ SPACE = {
     )
 }
 """tile : rows of an expert x rows of the expert's weights"""
-SPLIT_SPACE = {"tile": tuple(f"{rows}x128{SHARED}" for rows in (16, 32, 48))}
-"""tile : as above; thread blocks share those of the last wave"""
 
 
 WIDE_FLOAT8_TILES = ("16x256", "32x256", "48x256")
@@ -73,9 +66,8 @@ FLOAT8_TILES = (
     *WIDE_FLOAT8_TILES,
 )
 """Tiles of float8 weights: their sums and products fit in registers."""
-FP4_TILES = (
-    *(tile for tile in SPACE["tile"] if tile != "144x128" and tile not in WIDE_FLOAT8_TILES),
-    *SPLIT_SPACE["tile"],
+FP4_TILES = tuple(
+    tile for tile in SPACE["tile"] if tile != "144x128" and tile not in WIDE_FLOAT8_TILES
 )
 """Tiles of 4-bit weights."""
 MAX_GATHERED = 144
@@ -97,9 +89,6 @@ class Plan(Tiling):
     is_uniform: bool
     """Whether tokens spread evenly over experts."""
 
-    splits: bool
-    """Whether thread blocks share the tiles of the last wave."""
-
     @staticmethod
     @lru_cache(256)  # limits, program and estimate ask for the same plan
     def of(config: Config, problem: Problem) -> Plan:
@@ -111,7 +100,6 @@ class Plan(Tiling):
             scale_block=scale_block,
             has_scaled_rows=_is_scaled(problem),
             is_uniform=is_uniform,
-            splits=config["tile"].endswith(SHARED),
         )
 
     @property
@@ -177,18 +165,6 @@ class Plan(Tiling):
             return 160
         return 512 if self.block_n == 192 else 384
 
-    def num_blocks(self, gpu: Gpu) -> int:
-        """Thread blocks: all that run at a time, or one for each tile where none is shared."""
-        most = self.blocks_per_sm * gpu.sms
-        return most if self.splits else min(self.max_tiles, most)
-
-    def shared_tiles(self, gpu: Gpu) -> dict[str, int]:
-        """Workspaces of tiles that thread blocks share: sums of each, and counters, in bytes."""
-        if not self.splits:
-            return {}
-        blocks = self.num_blocks(gpu)
-        return {"partials": 4 * blocks * self.block_m * self.block_n, "counters": 4 * blocks}
-
     def num_stages(self, gpu: Gpu) -> int:
         """As many as fit with their two barriers, at most ``MAX_STAGES``."""
         block_bytes = (gpu.shared_bytes + KB) // self.blocks_per_sm - KB  # each block takes 1 KB
@@ -212,7 +188,6 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
             *((sum_step(problem, d_cols(problem)),) if combine else ()),
         ),
         {
-            **plan.shared_tiles(gpu),
             **({a: size * _a_rows(problem) * plan.a_pitch} if prepares else {}),
             **({out: size * plan.rows * d_cols(problem)} if combine else {}),
         },
@@ -250,24 +225,21 @@ def _product(problem: Problem, plan: Plan, a: str, out: str, gpu: Gpu) -> Step:
     gather, is_fp8 = problem["gather"], problem["format"] == "fp8"
     map_w, map_scales = _float8_maps(plan) if is_fp8 else _packed_maps(plan)
     map_a = map_w if gather else _activation_map(a, plan, problem)
-    name = "decoded_split" if plan.splits else "decoded"
     source = instance(
-        f"moe_gemm/{name}.cu",
-        f"moe_gemm_{name}",
+        "moe_gemm/decoded.cu",
+        "moe_gemm_decoded",
         *(problem["dtype"], weight_format(problem), plan.block_m, plan.block_n),
-        *(plan.num_stages(gpu), gating(problem), gather),
-        *(() if plan.splits else (_is_scaled(problem),)),
+        *(plan.num_stages(gpu), gating(problem), gather, _is_scaled(problem)),
     )
     sizes = (plan.rows, _a_rows(problem), problem["top_k"], plan.experts, plan.n, plan.a_pitch)
     return Step(
         source,
-        (plan.num_blocks(gpu), 1, 1),
+        (min(plan.max_tiles, plan.blocks_per_sm * gpu.sms), 1, 1),
         (
             *(map_a, map_w, map_scales),
             *map(Pointer, (a, "a_scale", "w_scale" if is_fp8 else "w_global_scale", "bias")),
             *(*GROUPS, Pointer(out)),
             *map(Int32, (*sizes, plan.group_m)),
-            *map(Pointer, plan.shared_tiles(gpu)),
         ),
         plan.num_threads,
         plan.shared_bytes(gpu),
@@ -353,8 +325,6 @@ _FLOAT8_STAGE_US = {16: 0.49, 32: 0.54, 64: 0.53, 80: 0.69, 96: 0.77, 128: 0.77,
 
 _TILE_US = 1.0
 """Storing a tile of 128 x 128 while nothing is multiplied."""
-_MEETING_US = 4.0
-"""Thread blocks that share a tile add up their sums (predicted)."""
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
@@ -370,8 +340,6 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     store_us = _TILE_US * plan.block_m / 128 * plan.block_n / 128
     tile_us = plan.num_k_blocks * stage_us + store_us
     us = overlapped_us(waves * tile_us, ENTRY.bytes_moved(problem), gpu)
-    if plan.splits:
-        us += _MEETING_US
     if problem["combine"]:
         us += copy_us(4 * plan.rows * d_cols(problem), gpu) - LAUNCH_US / 2
     if _prepares(problem):
@@ -397,13 +365,4 @@ IMPLEMENTATION = Implementation(
         "dependent launch": "ACQBULK",
     },
     rank=2,
-)
-
-SPLIT = replace(
-    IMPLEMENTATION,
-    variant="split",
-    summary="as decoded, for few rows an expert; thread blocks share the tiles of the last wave",
-    space=SPLIT_SPACE,
-    rank=3,
-    unverified="right on the host, not run on a GPU",
 )

@@ -63,9 +63,6 @@ struct DecodedConfig {
 
   using Tiles = ExpertTiles<BLOCK_M, BLOCK_N>;
   using Sums = float[kRowBlocks][BLOCK_M / 2];
-
-  static constexpr bool kSplits = false;  // whether thread blocks share tiles
-  struct Sharing {};
 };
 
 // The weights of a stage: tile rows of two tiles with their scales, or rows of float8, whose
@@ -99,9 +96,6 @@ struct DecodedShared {
   __device__ __forceinline__ int* lists() {
     return reinterpret_cast<int*>(empty + Config::kNumStages);
   }
-
-  // Of packed weights, whose scales are in their stages.
-  __device__ __forceinline__ uint32_t* flag() { return reinterpret_cast<uint32_t*>(scales); }
 };
 
 // The tensor maps. What lies outside of a tensor is loaded as zeros. A tile row of packed codes or
@@ -147,9 +141,7 @@ __device__ __forceinline__ void produce_encoded(DecodedShared<Config>& shared,
   constexpr int kTmaBytes = sizeof(StageWeights<Config>) + (Config::kGather ? 0 : sizeof(Stage::a));
   const bool is_leader = threadIdx.x % kWarpgroupThreads == 0;
   PipelineState<Config::kNumStages> position;
-  using Tile = typename Config::Tiles::Item;
-  tiles.for_each([&](const Tile& tile) {
-    const int end_k = end_k_block(tile, num_k);
+  tiles.for_each([&](const ExpertTile& tile) {
     const GatheredRows<Config> rows(source, tile);
     const CopiedScales<Config> scales(source, tile);
     const float* w_scales = nullptr;  // of float8: (num_k,)
@@ -157,7 +149,7 @@ __device__ __forceinline__ void produce_encoded(DecodedShared<Config>& shared,
       const int64_t row = static_cast<int64_t>(tile.expert) * source.scales.num_n;
       w_scales = source.scales.b_scale + (row + tile.col / kScaleBlock) * num_k;
     }
-    for (int k_block = first_k_block(tile); k_block < end_k; ++k_block) {
+    for (int k_block = 0; k_block < num_k; ++k_block) {
       Stage& stage = shared.stages[position.stage];
       Barrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase ^ 1);

@@ -16,21 +16,11 @@ struct ExpertTile {
   bool shares_weights;
 };
 
-// The k-blocks of a tile that a thread block multiplies: all `num_k`.
-__device__ __forceinline__ int first_k_block(const ExpertTile& tile) {
-  return 0;
-}
-__device__ __forceinline__ int end_k_block(const ExpertTile& tile, int num_k) {
-  return num_k;
-}
-
 // The tiles of all experts: those of expert 0 first. Tiles of an expert are in grouped order, so
 // that tiles that are computed at the same time share rows and weights in L2. With kPairs two
 // thread blocks beside each other compute a pair of tiles at the same time, and `group_m` is even.
 template <int BLOCK_M, int BLOCK_N, bool kPairs = false>
 struct ExpertTiles {
-  using Item = ExpertTile;
-
   int* offsets;  // (experts + 1,), in shared memory
   int* before;   // (experts + 1,), in shared memory: blocks of BLOCK_M rows before each expert,
                  // with kPairs tiles

@@ -25,8 +25,6 @@ of 2048 rows on average is then one group, whose weights are read once, and the 
 21 MB instead of 24 (gpt-oss, 16 bits)."""
 PAIR = "-pair"
 """Ends the name of a tile of which a cluster of two thread blocks computes two at a time."""
-SHARED = "-split"
-"""Ends the name of a tile that thread blocks share in the last wave, each with a part of k."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +44,7 @@ class Tiling:
     @staticmethod
     def fields(config: Config, problem: Problem) -> dict[str, Any]:
         """The fields by name, for the plans of kernels, which add their own."""
-        size = config["tile"].removesuffix(PAIR).removesuffix(SHARED)
-        block_m, block_n = map(int, size.split("x")[-2:])
+        block_m, block_n = map(int, config["tile"].removesuffix(PAIR).split("x")[-2:])
         return {
             "block_m": block_m,
             "block_n": block_n,
