@@ -119,6 +119,5 @@ ENTRY = Entry(
     bytes_moved=_bytes_moved,
     problems=_problems(),
     without_peer={"*-norm": "NCCL and torch's symmetric memory sum up, without residual and norm"},
-    work_in_progress=True,
     ranks="ranks",
 )

@@ -196,6 +196,5 @@ ENTRY = Entry(
     bytes_moved=_bytes_moved,
     problems=_problems(),
     constraint=_constraint,
-    work_in_progress=True,
     ranks="ranks",
 )  # fmt: skip

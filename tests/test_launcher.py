@@ -164,6 +164,11 @@ def test_clusters_of_more_than_eight_blocks_are_allowed_at_load(driver: Recorder
     assert driver.limits == [(drivers.NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)]
 
 
+def test_a_step_can_ask_for_the_largest_carveout(driver: Recorder) -> None:
+    make_launcher(max_carveout=True)
+    assert driver.limits == [(drivers.PREFERRED_SHARED_MEMORY_CARVEOUT, 100)]
+
+
 @pytest.mark.parametrize(
     ("dynamic", "static", "limits"),
     [(48 << 10, 0, []), (100 << 10, 0, [(8, 100 << 10)]), (40 << 10, 9 << 10, [(8, 40 << 10)])],

@@ -45,6 +45,7 @@ from kernelcat.moe.parallel.halves import (
     EXPERT_RANKS,
     EXPERT_SMS,
     REDUCE_SMS,
+    SPARED_WIDTH,
     SPLIT_TOKENS,
     Halves,
     split_tokens,
@@ -279,6 +280,13 @@ def test_halves_are_the_default_where_they_should_pay() -> None:
     assert split_tokens(None, EXPERT_RANKS, has_divided_experts=True) == SPLIT_TOKENS
     assert split_tokens(96, 2, has_divided_experts=True) == 96
     assert split_tokens(0, 4, has_divided_experts=False) == 0
+
+
+def test_products_of_few_columns_leave_no_sms(tmp_path: Path) -> None:
+    halves = Halves(HostExchange(0, 1, tmp_path / "meet"), Beside(torch.device("cpu")))
+    assert halves.of_width(SPARED_WIDTH).spare(REDUCE_SMS) == REDUCE_SMS
+    assert halves.of_width(SPARED_WIDTH - 1).spare(REDUCE_SMS) == 0
+    halves.exchange.close()
 
 
 # ---- parts of a GPU ------------------------------------------------------------------------------

@@ -173,6 +173,7 @@ def _summed(
     first = 0 if halves is None else halves.first(len(x))
     if halves is None or not first:
         return exchange.all_reduce_norm(gemm(attn, o.weight, o.bias), x, o.norm, eps)
+    halves = halves.of_width(attn.shape[1])
     out = torch.empty_like(x), torch.empty_like(x)
     beside = leaving(gemm, spare) if (spare := halves.spare(REDUCE_SMS)) else gemm
 

@@ -98,7 +98,6 @@ class DividedExperts:
         weights = dict(experts)
         places = weights.pop(PLACES, None)
         arrived, num_served = weights.pop(ARRIVED, None), weights.pop(NUM_SERVED, None)
-        residual = None if shared is None else self.beside.start(partial(shared, x))
         ids, gates, *_ = self.grouped.route(
             logits, correction=weights.pop("correction", None), top_k=top_k, **routing
         )
@@ -106,6 +105,8 @@ class DividedExperts:
             ids = places.index_select(0, ids.flatten()).view_as(ids)
         if is_added is not None:
             ids.masked_fill_(is_added, -1)
+        # Behind the router, with the dispatch: before it, these products would take all SMs first.
+        residual = None if shared is None else self.beside.start(partial(shared, x))
         parts = _Parts(
             self, a, ids, gates, arrived, num_served,
             {"top_k": top_k, "packing": packing},
