@@ -18,7 +18,7 @@ from rich.console import Console
 from kernelcat.catalog.digest import digest_of
 from kernelcat.cli import main
 from kernelcat.errors import InvalidArgument, StoreError, UnknownName
-from kernelcat.report.board import board, load, means
+from kernelcat.report.board import board, load, means, published
 from kernelcat.report.ladder import ladders
 from kernelcat.report.page import to_html
 from kernelcat.report.readme import update_readme
@@ -139,6 +139,13 @@ def climb() -> list[Measurement]:
                  "created_at": "2026-01-01T00:00:00Z"}),
         (180.0, {"variant": "cublas", **PEER}),
     )] + [timed(1.0), in_state(1.0, "burst")]  # fmt: skip
+
+
+def test_pages_show_named_problems_and_those_with_a_peer(rows: list[Measurement]) -> None:
+    with_peers, alone = board(rows, "h200"), board([timed(10.0)], "h200")
+    assert published([*with_peers, *alone]) == [*with_peers, *alone]
+    unnamed = [replace(row, problem_name=None) for row in (*with_peers, *alone)]
+    assert published(unnamed) == unnamed[: len(with_peers)]
 
 
 def test_a_ladder_gives_the_speedup_of_each_step(climb: list[Measurement]) -> None:

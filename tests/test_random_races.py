@@ -209,6 +209,28 @@ def test_the_command_prints_a_line_for_each_race_and_the_table(monkeypatch, plan
     assert "--random" not in CliRunner().invoke(main, ["bench", "--help"]).output
 
 
+def test_random_problems_are_tuned_under_a_seed_that_is_no_commit(monkeypatch) -> None:
+    tuned = []
+    monkeypatch.setattr("kernelcat.tune.tune", lambda entry, **options: tuned.append(options))
+    monkeypatch.setattr("kernelcat.cli.tuning._show_report", lambda report, as_json: None)
+    entry = catalog.entry("gemm")
+    for more, seed in (([], "tune"), (["--seed", "again"], "again")):
+        result = CliRunner().invoke(main, ["tune", "gemm", "--random", "3", "--no-peers", *more])
+        assert result.exit_code == 0, result.output
+        assert list(tuned[-1]["problems"]) == draw(entry, seed, 3) and not tuned[-1]["peers"]
+    with pytest.raises(InvalidArgument):
+        checked_seed("tune")  # so the races of `regret` are on other problems
+    for command, message in (
+        (["gemm", "--random", "3", "--problem", "M=1,N=2,K=3"], "does not go with --random"),
+        (["all_reduce", "--random", "3"], "entry of several ranks"),
+        (["--random", "3", "--workload", "w.jsonl"], "does not go with --workload"),
+        (["gemm", "--random", "3", "--audit"], "no use for these options: random"),
+        (["gemm", "--seed", "x"], "--seed is for --random"),
+    ):
+        result = CliRunner().invoke(main, ["tune", *command])
+        assert result.exit_code and message in result.output, result.output
+
+
 def test_shipped_races_are_shown_seed_by_seed_and_all_together(monkeypatch, tmp_path) -> None:
     def run(*words: str):
         return CliRunner().invoke(main, ["regret", "gemm", "--shipped", *words])

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from kernelcat import catalog
+from kernelcat.catalog.random_problems import draw
+from kernelcat.catalog.spec import Problem
 from kernelcat.cli import auditing
 from kernelcat.cli.devices import devices
 from kernelcat.cli.options import as_json, database, note_missing_languages, problem_names, seconds
@@ -83,6 +85,15 @@ def _measuring(command: Callable[..., None]) -> Callable[..., None]:
     metavar="COUNT",
     help="With --workload: a call that a CUDA graph captured counts COUNT times; once by default.",
 )
+@click.option(
+    "--random",
+    "count",
+    type=click.IntRange(min=1),
+    metavar="COUNT",
+    help="Tune COUNT random problems in place of the named ones: sizes of published models and "
+    "around them.",
+)
+@click.option("--seed", help="With --random: a text from which the problems follow.")
 @_measuring
 @click.option(
     "--strategy",
@@ -99,8 +110,9 @@ def _measuring(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--fresh", is_flag=True, help="Ignore earlier results, failures included.")
 @_auditing
 def tune(
-    as_json: bool, entry: str | None, workload: Path | None, replays: int | None, audit: bool,
-    path: Path | None, shipped: bool, **options: Any,
+    as_json: bool, entry: str | None, workload: Path | None, replays: int | None,
+    count: int | None, seed: str | None, audit: bool, path: Path | None, shipped: bool,
+    **options: Any,
 ) -> None:  # fmt: skip
     """Find the fastest configurations of ENTRY.
 
@@ -111,6 +123,7 @@ def tune(
     Example:
       kernelcat tune gemm --problem 4096x4096x4096 --budget 2m
       kernelcat tune --workload workload.jsonl --budget 10m
+      kernelcat tune paged_attn --random 20 --no-peers
       kernelcat tune gemm --audit --out audit.jsonl
 
     Progress goes to standard error: a bar on a terminal, elsewhere a line when a problem begins and
@@ -125,16 +138,22 @@ def tune(
     from kernelcat import tune
 
     if audit:
-        more = {"workload": workload, "replays": replays, **options}
+        more = {"workload": workload, "replays": replays, "random": count, **options}
         return auditing.run(entry, path, shipped, as_json, **more)
     if path is not None or shipped:
         raise InvalidArgument("--out and --shipped are for --audit")
     if workload is not None:
+        if count is not None:
+            raise InvalidArgument("--random does not go with --workload, which names the problems")
         return _tune_workload(workload, entry, replays, as_json, **options)
     if entry is None:
         raise click.UsageError("Missing argument 'ENTRY'; only --workload goes without it.")
     if replays is not None:
         raise InvalidArgument("--replays is for --workload")
+    if count is not None:
+        options["problems"] = _drawn(entry, seed, count, **options)
+    elif seed is not None:
+        raise InvalidArgument("--seed is for --random")
     if _has_ranks(entry):
         return _tune_ranks(as_json, entry=entry, **options)
     _measure(tune.tune, as_json, entry=entry, **options)
@@ -223,6 +242,17 @@ def ladder(
 def _has_ranks(entry: str) -> bool:
     """Whether ``entry`` is one of several ranks; another backend's entries are not."""
     return entry in catalog.names() and catalog.entry(entry).ranks is not None
+
+
+def _drawn(
+    entry: str, seed: str | None, count: int, problems: Sequence[str], **options: Any
+) -> list[Problem]:
+    """The random problems of ``--random``. ``regret`` draws others: its seeds are commits."""
+    if problems:
+        raise InvalidArgument("--problem does not go with --random, which draws the problems")
+    if _has_ranks(entry):
+        raise InvalidArgument("--random is not for an entry of several ranks")
+    return draw(catalog.entry(entry), seed or "tune", count)
 
 
 _FOR_RANKS = ("problems", "devices", "languages", "variants", "no_peers")

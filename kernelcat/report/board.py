@@ -238,6 +238,14 @@ def board(
     return sorted((row for row in rows if fnmatchcase(row.title, problem)), key=_sort_key)
 
 
+def published(rows: Iterable[Row]) -> list[Row]:
+    """The rows that README and the results' pages show: of named problems, or with a peer.
+
+    Other problems were tuned so that calls know more sizes (``kernelcat tune --random``).
+    """
+    return [row for row in rows if row.problem_name is not None or row.peers]
+
+
 def in_catalog(race: Race | Past) -> bool:
     """Whether the catalog has the race's entry, with the axes that it had in the race."""
     if race.key.entry not in catalog.names():

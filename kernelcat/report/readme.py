@@ -21,7 +21,7 @@ from pathlib import Path
 
 from kernelcat.errors import InvalidArgument
 from kernelcat.report import engine, missing_peers, summary, traffic
-from kernelcat.report.board import board
+from kernelcat.report.board import board, published
 from kernelcat.report.ladder import ladders, sheet
 from kernelcat.report.render import NOTHING, to_markdown
 from kernelcat.runtime.gpu import SKUS
@@ -117,7 +117,8 @@ def _results(rows: Sequence[Measurement], entry: str) -> str:
     for gpu in sorted({row.gpu for row in mine}):
         name = SKUS[gpu].name if gpu in SKUS else gpu
         for (regime, state), title in _SECTIONS.items():
-            selected = [r for r in board(mine, gpu, entry, regime, state) if r.kind == "measured"]
+            raced = published(board(mine, gpu, entry, regime, state))
+            selected = [row for row in raced if row.kind == "measured"]
             if selected:
                 sections.append(f"## {name}, {title}\n\n{to_markdown(selected)}")
         for each in ladders(mine, entry, gpu):

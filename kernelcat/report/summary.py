@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import exp, log
 
 from kernelcat import catalog
-from kernelcat.report.board import Row, board
+from kernelcat.report.board import Row, board, published
 from kernelcat.report.grid import STALE, ratio
 from kernelcat.store import Measurement
 
@@ -49,7 +49,7 @@ def summaries(measurements: Sequence[Measurement], gpu: str) -> list[Summary]:
 
     Only device time counts (regime ``graph``). Predictions are left out.
     """
-    rows = [row for row in board(measurements, gpu) if row.kind == "measured"]
+    rows = [row for row in published(board(measurements, gpu)) if row.kind == "measured"]
     return [
         _summary(name, gpu, [row for row in rows if row.entry == name])
         for name in catalog.complete()

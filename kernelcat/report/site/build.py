@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kernelcat import catalog
 from kernelcat.report import predictions
-from kernelcat.report.board import board, in_catalog
+from kernelcat.report.board import board, in_catalog, published
 from kernelcat.report.site import audits, engine, techniques
 from kernelcat.report.site.entry import entry_page
 from kernelcat.report.site.markup import filename
@@ -51,7 +51,7 @@ def pages(
     is_current : whether a row timed the code that runs today
     doubt : why a row cannot be true, or None; such a row is left out
     """
-    rows = board(measurements, regime=None, is_current=is_current, doubt=doubt)
+    rows = published(board(measurements, regime=None, is_current=is_current, doubt=doubt))
     by_entry, raced, by_gpu = defaultdict(list), defaultdict(list), defaultdict(list)
     for row in rows:
         by_entry[row.entry].append(row)
