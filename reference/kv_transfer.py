@@ -109,8 +109,6 @@ def _problems() -> dict[str, Problem]:
 COUNTS = (1, 8, 32, 128)
 """Pages of 64 tokens of a prompt, or of its part in a step."""
 
-UNRACED = "kernelcat bench races NCCL's send and receive over several GPUs"
-
 _LIST = ("ranks", "count")
 _CACHE = ("ranks", "pages", "page_size", "row")
 
@@ -147,7 +145,6 @@ ENTRY = Entry(
     flops=lambda problem: 0,
     bytes_moved=_bytes_moved,
     problems=_problems(),
-    without_peer=dict.fromkeys(("*-512", "*-fp8-*", "*-packed-*", "odd-*"), UNRACED),
     constraint=_constraint,
     ranks="ranks",
     one_sided=True,

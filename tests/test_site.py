@@ -165,7 +165,7 @@ def test_the_time_to_write_many_problems_is_that_of_100_000_rows_in_a_minute(
     tmp_path: Path,
 ) -> None:
     size = ROW["problem"]
-    rows = [timed(10.0 + i / 1000, problem=size | {"M": 16 + i}, problem_name=None)
+    rows = [timed(10.0 + i / 1000, problem=size | {"M": 16 + i}, problem_name=f"problem {i}")
             for i in range(10_000)]  # fmt: skip
     start = time.process_time()
     write(tmp_path, rows, is_current=lambda row: True)
