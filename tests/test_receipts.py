@@ -23,8 +23,8 @@ def test_every_implementation_has_a_receipt_for_its_current_source(
 ) -> None:
     assert receipts.faults(implementation, SHIPPED) == []
     if implementation.unverified is None:
-        receipt = receipts.valid_for(implementation, SHIPPED)[0]
-        assert receipt.problems and receipt.fuzz_examples >= 100
+        valid = receipts.valid_for(implementation, SHIPPED)
+        assert any(receipt.problems and receipt.fuzz_examples >= 100 for receipt in valid)
         assert {"memcheck", "racecheck"} <= set(receipt.sanitizer)
 
 
