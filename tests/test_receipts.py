@@ -45,6 +45,22 @@ def test_shipped_results_are_not_stale(path: Path) -> None:
     assert not stale, f"tune again: {sorted(stale)}"
 
 
+@pytest.mark.parametrize(
+    "path", sorted(paths.data("tuning_db").glob("*.jsonl")), ids=lambda p: p.name
+)
+def test_machine_code_of_shipped_results_is_recorded(path: Path) -> None:
+    """Else they are stale as soon as a source changes, whether its machine code does or not."""
+    missing = set()
+    for row in read_all(path):
+        if not row.is_peer and row.kind == "measured":
+            name = f"{row.entry}/{row.language}/{row.variant}"
+            record = code_record.find(name, row.gpu)
+            case = code_record.Case(row.to_problem(), row.to_config())
+            if record is None or record.code(case) is None:
+                missing.add(name)
+    assert not missing, f"run kernelcat receipts record: {sorted(missing)}"
+
+
 def a_receipt(implementation: Implementation) -> receipts.Receipt:
     return receipts.Receipt(
         implementation=implementation.name,
