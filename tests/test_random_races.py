@@ -17,7 +17,7 @@ from kernelcat.call.choice import Decision
 from kernelcat.catalog.implementation import Config
 from kernelcat.catalog.spec import Problem
 from kernelcat.cli import main
-from kernelcat.errors import InvalidArgument, Unsupported
+from kernelcat.errors import InvalidArgument, UnknownName, Unsupported
 from kernelcat.reference.gemm import product
 from kernelcat.report.random_races import line, reason, sheet, summary
 from kernelcat.runtime import checkout
@@ -32,7 +32,7 @@ from kernelcat.store.random_races import (
 )
 from kernelcat.tune import Limits
 from kernelcat.tune.backend import Cuda
-from kernelcat.tune.random_races import SHORT_TUNE_S, TUNE_SHARE, draw, race_random
+from kernelcat.tune.random_races import NOT_ASKED, SHORT_TUNE_S, TUNE_SHARE, draw, race_random
 from kernelcat.tune.random_races import _tune_seconds as tune_seconds
 
 SEED = "0123456789abcdef" * 2 + "01234567"
@@ -87,6 +87,13 @@ def test_a_failure_costs_its_own_race_only_and_counts_as_zero(monkeypatch, plant
     assert [segfaults.ratio, lies.ratio, unserved.ratio] == [0, 0, 0]
     assert races.geometric_mean == races.low_percentile == 0
     assert summary(races).endswith("worst 0.000 (number 1), 3 failed")
+
+
+def test_only_the_peers_that_are_named_race(monkeypatch, planted) -> None:
+    [race] = race_planted(monkeypatch, planted, ["fast"], peers=["host"]).races
+    assert race.best_peer == "host" and set(race.skipped_peers.values()) == {NOT_ASKED}
+    with pytest.raises(UnknownName, match="no peer 'nobody'; it has: host"):
+        race_planted(monkeypatch, planted, ["fast"], peers=["nobody"])
 
 
 def test_first_problems_race_with_the_choice_of_a_tune_that_leaves_no_trace(
@@ -190,15 +197,18 @@ def test_the_command_prints_a_line_for_each_race_and_the_table(monkeypatch, plan
         for number, problem in enumerate(problems)
     )  # fmt: skip
 
-    def raced(entry, seed, *, count, tunes, report, device, budget_s, path):
+    def raced(entry, seed, *, count, tunes, peers, report, device, budget_s, path):
         assert (entry, seed, count, device) == ("moe_mlp", SEED, 2, 0)
-        assert (tunes, budget_s, path) in ((0, None, None), (1, 600.0, Path("races.jsonl")))
+        assert (tunes, peers, budget_s, path) in (
+            (0, (), None, None), (1, ("humming",), 600.0, Path("races.jsonl"))
+        )  # fmt: skip
         for race in races:
             report(race)
         return RandomRaces("moe_mlp", "h200", seed, races=races, **COMMON)
 
     monkeypatch.setattr("kernelcat.tune.random_races.race_random", raced)
-    text = run("--seed", SEED, "--tune", "1", "--budget", "10m", "--out", "races.jsonl").output
+    text = run("--seed", SEED, "--tune", "1", "--peer", "humming", "--budget", "10m",
+               "--out", "races.jsonl").output  # fmt: skip
     assert "1: moe_mlp/cuda/stream (default) 10.0, humming 11.0 1.100" in text
     assert "geometric mean 1.049, 5% percentile 1.005, worst 1.000 (number 0)" in text
     shown = CliRunner().invoke(main, ["regret", "moe_mlp", "--random", "2", "--seed", SEED,

@@ -33,6 +33,9 @@ from kernelcat.cli.output import echo, emit, interrupted, show
     metavar="COUNT",
     help="Tune the first COUNT problems shortly too, and race what the tune chose.",
 )
+@click.option(
+    "--peer", "peers", multiple=True, help="Race only this peer of ENTRY's; may be repeated."
+)
 @click.option("--budget", help="Begin no further problem after this time: 90s, 10m or 1h.")
 @click.option(
     "--out",
@@ -57,6 +60,7 @@ def regret(
     count: int,
     seed: str | None,
     tunes: int,
+    peers: tuple[str, ...],
     budget: str | None,
     path: Path | None,
     device: int,
@@ -93,6 +97,7 @@ def regret(
             commit() if seed is None else seed,
             count=count,
             tunes=tunes,
+            peers=peers,
             device=device,
             budget_s=None if budget is None else seconds(budget),
             path=path,

@@ -10,7 +10,7 @@ import math
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from kernelcat.catalog.random_problems import as_called, draw
 from kernelcat.catalog.spec import Entry, Problem
-from kernelcat.errors import InvalidArgument, LaunchError, Unsupported
+from kernelcat.errors import InvalidArgument, LaunchError, UnknownName, Unsupported
 from kernelcat.runtime.gpu import Gpu
 from kernelcat.store.measurement import now
 from kernelcat.store.races import BURST
@@ -42,6 +42,8 @@ MAX_ATTEMPTS = 4
 
 SHORT_TUNE_S = 45.0
 """Seconds of the tune of one problem."""
+NOT_ASKED = "left out by --peer"
+"""Why a peer that might compute the problem has no time."""
 TUNE_SHARE = 0.5
 """Share of a budget that tunes may take together."""
 
@@ -53,6 +55,7 @@ def race_random(
     count: int = 40,
     device: int = 0,
     tunes: int = 0,
+    peers: Sequence[str] = (),
     budget_s: float | None = None,
     path: Path | None = None,
     report: Callable[[RandomRace], None] = lambda race: None,
@@ -67,6 +70,7 @@ def race_random(
     seed : hash of the commit that is raced
     device : index of the GPU
     tunes : how many problems, the first ones, also race with the choice of a short tune
+    peers : names of the peers that race; empty for all of the entry's. Some compile for a minute
     budget_s : seconds after which no further problem is begun; None is no limit
     path
         File that gets all races so far after each race. The races that are in the file are not run
@@ -79,7 +83,7 @@ def race_random(
     InvalidArgument
         ``seed`` is no hash of a commit, or ``path`` has races of another kind or of other code.
     UnknownName, Unsupported
-        There is no such entry, or the entry has no random problems.
+        There is no such entry or peer, or the entry has no random problems.
     MissingDependency, LaunchError
         There is no GPU, or the GPU does not work any more.
     """
@@ -87,6 +91,7 @@ def race_random(
     loaded = backends.load(backend)
     entry = loaded.entry(name)
     problems = draw(entry, checked_seed(seed), count)
+    _check_peers(entry, peers)
     gpu = loaded.gpu(device)
     limits, _ = (limits or Limits()).for_cache()
     processes = processes or default_processes(1)
@@ -107,7 +112,7 @@ def race_random(
         stack.callback(threads.shutdown, wait=False, cancel_futures=True)
         pool = CompilePool(backend, gpu, processes, limits.compile_s)
         stack.callback(pool.close)  # ends the threads that wait for the pool
-        runner = Runner(loaded, supervisor, pool, entry, gpu, races.regime)
+        runner = Runner(loaded, supervisor, pool, entry, gpu, races.regime, tuple(peers))
         decisions = {
             number: threads.submit(runner.decide, problem)
             for number, problem in enumerate(problems)
@@ -123,6 +128,14 @@ def race_random(
                 races.write(path)
             report(race)
     return races
+
+
+def _check_peers(entry: Entry, names: Sequence[str]) -> None:
+    """Raise ``UnknownName`` unless ``names`` are peers of ``entry``."""
+    known = [peer.name for peer in entry.peers]
+    if unknown := [name for name in names if name not in known]:
+        has = ", ".join(known) or "none"
+        raise UnknownName(f"{entry.name} has no peer {unknown[0]!r}; it has: {has}")
 
 
 def _resumed(races: RandomRaces, path: Path, backend: backends.Backend) -> RandomRaces:
@@ -162,6 +175,8 @@ class Runner:
     entry: Entry
     gpu: Gpu
     regime: str
+    peers: tuple[str, ...] = ()
+    """Names of the peers that race; empty for all."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def decide(self, problem: Problem) -> Decision:
@@ -243,6 +258,9 @@ class Runner:
         _right(supervisor.verify(ours, place_seed))
         peers, skipped = [], {}
         for peer in self.entry.peers:
+            if self.peers and peer.name not in self.peers:
+                skipped[peer.name] = NOT_ASKED
+                continue
             reply = supervisor.verify(Candidate(PEER, peer.name), place_seed)
             if isinstance(reply, Failed):
                 skipped[peer.name] = reply.detail
