@@ -22,7 +22,7 @@ from kernelcat.report.calibration import _line, cover, fit, raced
 from kernelcat.report.explain import Explanation
 from kernelcat.report.left_out import left_out
 from kernelcat.runtime.gpu import SKUS
-from kernelcat.store import calibration
+from kernelcat.store import calibration, lines
 from kernelcat.store.calibration import (
     MODEL,
     NEAREST,
@@ -145,6 +145,16 @@ def test_the_committed_coefficients_follow_from_todays_rows_and_models(name: str
         assert isclose(numbers.factor, known.factor, rel_tol=1e-3), each
         assert isclose(numbers.slope, known.slope, abs_tol=1e-3), each
     assert committed.judged[committed.rule].mean <= committed.judged[NEAREST].mean
+
+
+def test_naive_kernels_serve_only_where_one_has_won() -> None:
+    """What takes milliseconds says nothing about microseconds."""
+    winners = {f"{row.entry}/{row.language}/{row.variant}" for row in lines.shipped() if row.winner}
+    for name, model in calibration.models("h200").items():
+        naive = {
+            f"{name}/{m.implementation}" for m in model.portfolio if "naive" in m.implementation
+        }
+        assert naive <= winners
 
 
 def test_a_committed_judgement_follows_from_todays_rows() -> None:

@@ -39,6 +39,8 @@ WORTH = 0.0005
 """What a further configuration must take from the mean loss."""
 UNSERVED = 1.0
 """Loss of a problem that nothing serves: e times the least time."""
+NAIVE = "naive"
+"""The variant that each ladder begins with."""
 RANDOM_PROBLEMS, RANDOM_SEED = 100, "portfolio"
 """Random problems that a portfolio serves, beside the measured ones. Dispatch is judged with other
 seeds."""
@@ -132,14 +134,18 @@ def cover(served: Sequence[Mapping[Contestant, float]], most: int) -> list[Conte
 
 @lru_cache(maxsize=32)
 def _random_estimates(name: str, gpu: Gpu) -> list[dict[Contestant, float]]:
-    """Estimates in microseconds of what is worth a try, for each of a few random problems."""
+    """Estimates in microseconds of what is worth a try, for each of a few random problems.
+
+    Naive variants are left out: they are in a portfolio where they won a measured problem. Most of
+    them were timed for milliseconds alone, which says nothing about microseconds.
+    """
     entry = catalog.entry(name)
     if entry.random_problem is None:
         return []
     implementations = [
         each
         for each in catalog.implementations(name)
-        if each.serves(gpu.arch) and not receipts.doubt(each)
+        if each.serves(gpu.arch) and not receipts.doubt(each) and each.variant != NAIVE
     ]
     return [
         {
