@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
+import corners
 import cuda_fibers
 import pytest
 
@@ -12,11 +13,10 @@ from kernelcat import catalog
 from kernelcat.catalog import source
 from kernelcat.catalog.implementation import Config, Implementation
 from kernelcat.catalog.spec import Problem
-from kernelcat.jit import build
 from kernelcat.kernels.cuda.gemm.cluster_split import IMPLEMENTATION, SplitPlan
 from kernelcat.kernels.cuda.gemm.wgmma import IMPLEMENTATION as WGMMA
 from kernelcat.runtime import gpu
-from kernelcat.verify import gate, inspect
+from kernelcat.verify import gate
 
 H200 = gpu.find("h200")
 
@@ -45,18 +45,7 @@ CORNERS = [
 
 @pytest.mark.slow
 def test_corners_compile_without_spills_and_prove_their_techniques() -> None:
-    artifacts = []
-    for problem, config in CORNERS:
-        assert IMPLEMENTATION.why_not(config, problem, H200) is None
-        step = IMPLEMENTATION.program(problem, config, H200).steps[0]
-        artifact = build(step.source, "sm_90a")
-        assert artifact.metadata["spill_bytes"] == 0, (problem, config)
-        assert artifact.metadata["warnings"] == []
-        assert step.shared_bytes + artifact.metadata["static_shared_bytes"] <= H200.shared_bytes
-        assert step.block * artifact.metadata["registers"] <= 1 << 16
-        artifacts.append(artifact)
-    for report in inspect.inspect_all(artifacts):
-        assert all(inspect.proofs(IMPLEMENTATION, [report]).values())
+    corners.check((IMPLEMENTATION, problem, config) for problem, config in CORNERS)
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(251, 2048, 4096), (100, 2112, 7168), (68, 6920, 2304)])

@@ -6,6 +6,7 @@ import shutil
 from itertools import pairwise
 from typing import Any
 
+import corners
 import cuda_fibers
 import pytest
 
@@ -13,13 +14,12 @@ from kernelcat import catalog
 from kernelcat.catalog import source
 from kernelcat.catalog.implementation import Config, Implementation
 from kernelcat.catalog.spec import Problem
-from kernelcat.jit import build
 from kernelcat.kernels.cuda.common.stream_k import StreamPlan
 from kernelcat.kernels.cuda.gemm.stream_k import IMPLEMENTATION as GEMM
 from kernelcat.kernels.cuda.nvfp4_matmul.stream_k import IMPLEMENTATION as NVFP4
 from kernelcat.reference.nvfp4_matmul import product
 from kernelcat.runtime import gpu
-from kernelcat.verify import gate, inspect
+from kernelcat.verify import gate
 
 H200 = gpu.find("h200")
 
@@ -54,19 +54,7 @@ CORNERS = [
 
 @pytest.mark.slow
 def test_corners_compile_without_spills_and_prove_their_techniques() -> None:
-    built = []
-    for implementation, problem, config in CORNERS:
-        assert implementation.why_not(config, problem, H200) is None
-        step = implementation.program(problem, config, H200).steps[-1]
-        artifact = build(step.source, "sm_90a")
-        assert artifact.metadata["spill_bytes"] == 0, (problem, config)
-        assert artifact.metadata["warnings"] == []
-        assert step.shared_bytes + artifact.metadata["static_shared_bytes"] <= H200.shared_bytes
-        assert step.block * artifact.metadata["registers"] <= 1 << 16
-        built.append((implementation, artifact))
-    reports = inspect.inspect_all([artifact for _, artifact in built])
-    for (implementation, _), report in zip(built, reports, strict=True):
-        assert all(inspect.proofs(implementation, [report]).values()), implementation.name
+    corners.check(CORNERS)
 
 
 @pytest.mark.parametrize("waves", [1, 2])
