@@ -236,6 +236,7 @@ def test_random_problems_are_tuned_under_a_seed_that_is_no_commit(monkeypatch) -
         (["--random", "3", "--workload", "w.jsonl"], "does not go with --workload"),
         (["gemm", "--random", "3", "--audit"], "no use for these options: random"),
         (["gemm", "--seed", "x"], "--seed is for --random"),
+        (["--seed", "x", "--workload", "w.jsonl"], "--seed is for --random"),
     ):
         result = CliRunner().invoke(main, ["tune", *command])
         assert result.exit_code and message in result.output, result.output

@@ -137,6 +137,8 @@ def tune(
     """
     from kernelcat import tune
 
+    if seed is not None and count is None:
+        raise InvalidArgument("--seed is for --random")
     if audit:
         more = {"workload": workload, "replays": replays, "random": count, **options}
         return auditing.run(entry, path, shipped, as_json, **more)
@@ -152,8 +154,6 @@ def tune(
         raise InvalidArgument("--replays is for --workload")
     if count is not None:
         options["problems"] = _drawn(entry, seed, count, **options)
-    elif seed is not None:
-        raise InvalidArgument("--seed is for --random")
     if _has_ranks(entry):
         return _tune_ranks(as_json, entry=entry, **options)
     _measure(tune.tune, as_json, entry=entry, **options)
