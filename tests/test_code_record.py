@@ -11,6 +11,7 @@ from kernelcat.catalog.digest import digest
 from kernelcat.catalog.implementation import Config
 from kernelcat.runtime.gpu import find
 from kernelcat.store.measurement import Measurement
+from kernelcat.verify.carry import Comparison, uncarried
 from kernelcat.verify.code_record import DIFFERENT, NOT_COMPARED, RAN, Case, Record
 from kernelcat.verify.receipts import Receipt
 from kernelcat.verify.recorder import missing
@@ -75,6 +76,16 @@ def test_a_case_that_is_added_was_never_compared_with_earlier_sources() -> None:
     assert record.runs_same_code("old", "new", None)
     assert record.runs_same_code("old", "new", case(FIRST))
     assert not record.runs_same_code("old", "new", case(THIRD))
+
+
+def test_after_a_source_comes_back_cases_that_joined_since_then_are_compared() -> None:
+    returned = replace(OLD, digests={TODAY: RAN, "between": RAN}, checked=TODAY)
+    assert uncarried([returned]) == []
+    joined = returned.with_cases({case(THIRD): "launch.three"}, "between")
+    assert uncarried([joined]) == [joined]
+    carried = Comparison(joined, TODAY, compared=3).carried()
+    assert carried.digests == joined.digests and uncarried([carried]) == []
+    assert carried.runs_same_code("between", TODAY, case(THIRD))
 
 
 def test_an_exception_stays_when_more_is_recorded() -> None:

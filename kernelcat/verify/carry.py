@@ -20,7 +20,7 @@ from threading import Lock
 from kernelcat.catalog.digest import digest_of
 from kernelcat.errors import KernelcatError
 from kernelcat.runtime import children
-from kernelcat.verify.code_record import Case, Record
+from kernelcat.verify.code_record import NOT_COMPARED, Case, Record
 from kernelcat.verify.toolchain import python_with
 
 Cases = Sequence[Case]
@@ -66,10 +66,19 @@ class Comparison:
         return f"other {' and '.join(kind for kind, then, now in kinds if then != now)}"
 
     def carried(self) -> Record:
-        """The record with today's digest added to the digests that run the recorded code."""
+        """The record with today's digest added to the digests that run the recorded code.
+
+        No case is an exception under today's digest any more: all have just been compared.
+        """
         assert self.same
         today = f"carried {datetime.now(UTC):%Y-%m-%d}"
-        return replace(self.record, digests={self.digest: today, **self.record.digests})
+        exceptions = {name: why for name, why in self.record.exceptions.items()
+                      if name != self.digest}  # fmt: skip
+        return replace(
+            self.record,
+            digests={self.digest: today, **self.record.digests},
+            exceptions=exceptions,
+        )
 
     def checked(self) -> Record:
         """The record, marked as checked in full with today's digest."""
@@ -78,8 +87,18 @@ class Comparison:
 
 
 def uncarried(records: Iterable[Record]) -> list[Record]:
-    """The records that do not have their implementation's digest of today."""
-    return [record for record in records if _digest_today(record) not in record.digests]
+    """The records of which not all cases were compared with today's sources.
+
+    They do not have their implementation's digest of today, or it is one of an earlier source, and
+    cases joined the record since then.
+    """
+
+    def is_compared(record: Record) -> bool:
+        today = _digest_today(record)
+        exceptions = record.exceptions.get(today, {})
+        return today in record.digests and NOT_COMPARED not in exceptions.values()
+
+    return [record for record in records if not is_compared(record)]
 
 
 def unchecked(records: Iterable[Record]) -> list[Record]:

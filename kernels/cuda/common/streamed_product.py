@@ -71,8 +71,7 @@ class StreamedProduct:
     """Z = X W^T in numbers: ``rows`` rows of W with ``k`` columns, ``tokens`` rows of X.
 
     ``extra_bytes`` is what a pair of results needs in shared memory beside its sums, ``sms`` the
-    number of thread blocks that share the rows, ``kept_registers`` what a thread keeps of results
-    from round to round.
+    number of thread blocks that share the rows.
     """
 
     rows: int
@@ -83,19 +82,16 @@ class StreamedProduct:
     stage_cols: int
     num_warps: int
     num_stages: int
-    kept_registers: int = 0
 
     @staticmethod
     def of(
-        rows: int, k: int, tokens: int, extra_bytes: int, config: Config, gpu: Gpu,
-        kept_registers: int = 0,
-    ) -> StreamedProduct:  # fmt: skip
+        rows: int, k: int, tokens: int, extra_bytes: int, config: Config, gpu: Gpu
+    ) -> StreamedProduct:
         stage_cols, num_warps = config["stage_cols"], config["num_warps"]
         num_stages = config["ring_kb"] * KB // stage_bytes(stage_cols)
         return StreamedProduct(
-            rows, k, tokens, extra_bytes, gpu.sms, stage_cols, num_warps, num_stages,
-            kept_registers,
-        )  # fmt: skip
+            rows, k, tokens, extra_bytes, gpu.sms, stage_cols, num_warps, num_stages
+        )
 
     @property
     def padded_tokens(self) -> int:
@@ -123,13 +119,8 @@ class StreamedProduct:
     @property
     def num_rounds(self) -> int:
         """How often a thread block reads the activations: sums of a round fit into registers."""
-        sums = self.most_registers - self._left_registers
+        sums = OPERAND_REGISTERS[self.num_warps] - self._left_registers
         return ceil(self._block_groups / max(sums // (4 * self.num_tiles), 1))
-
-    @property
-    def most_registers(self) -> int:
-        """Registers of a thread that activations and sums may take."""
-        return OPERAND_REGISTERS[self.num_warps] - self.kept_registers
 
     @property
     def operand_registers(self) -> int:
@@ -232,7 +223,7 @@ def unpromising_product(product: StreamedProduct) -> str | None:
     """Why a configuration is not worth a try, or None."""
     if product.stage_cols > 512 and product.stage_cols >= 2 * product.k:
         return f"half of a stage of {product.stage_cols} columns is empty for {product.k} columns"
-    limit = product.most_registers
+    limit = OPERAND_REGISTERS[product.num_warps]
     if product.operand_registers > limit:
         return (
             f"activations of {product.stage_cols} columns and sums take "

@@ -17,9 +17,7 @@ from kernelcat.catalog.spec import Problem
 from kernelcat.kernels.cuda.common.baseline import baseline
 from kernelcat.kernels.cuda.common.dependent_launch import has_dependent_launch
 from kernelcat.kernels.cuda.common.launch import MAX_BLOCKS, instance
-from kernelcat.kernels.cuda.lm_head import streamed
-from kernelcat.kernels.cuda.lm_head.lists import lists_bytes
-from kernelcat.reference.lm_head import ENTRY
+from kernelcat.reference.lm_head import ENTRY, MAX_TOP_K
 from kernelcat.runtime.gpu import KB, Gpu
 
 NAIVE_THREADS = 256
@@ -31,6 +29,8 @@ VECTOR, CHUNK_VECTORS = 8, 4
 """Elements in 16 bytes; vectors of a row that a warp loads at once."""
 RESIDENT_WARPS = 16
 """Warps of an SM, with 128 registers a thread."""
+FOUND_BYTES = 8
+"""A token in a list: its logit and its id."""
 
 SPACE = {"warps": (4, 8, 16), "unroll": (2, 4, 8)}
 """
@@ -80,7 +80,7 @@ def _shared_bytes(problem: Problem, config: Config) -> int:
     """Bytes of x with padded rows, or of the lists that take its place."""
     num_chunks = ceil(problem["hidden"] / (VECTOR * CHUNK_VECTORS))
     row_bytes = 16 * CHUNK_VECTORS * (num_chunks | 1)
-    list_bytes = lists_bytes(config["warps"])
+    list_bytes = FOUND_BYTES * MAX_TOP_K * config["warps"]
     return _group_tokens(problem) * max(row_bytes, list_bytes)
 
 
@@ -112,7 +112,7 @@ def _mma(problem: Problem, config: Config, gpu: Gpu) -> Program:
         _shared_bytes(problem, config),
         programmatic=is_programmatic,
     )
-    found_bytes = lists_bytes(num_groups * num_blocks * group)
+    found_bytes = FOUND_BYTES * MAX_TOP_K * num_groups * num_blocks * group
     return Program((step,), {"found": found_bytes, "counters": 4 * num_groups})
 
 
@@ -176,5 +176,4 @@ IMPLEMENTATIONS = (
         techniques={"mma": "HMMA", "16-byte loads": "LDG*128", "votes of a warp": "VOTE"},
         rank=1,
     ),
-    streamed.IMPLEMENTATION,
 )

@@ -57,8 +57,6 @@ struct WeightRows {
 //   prepare() : called by one warp before `load`
 //   load(row, token) : the Extra of rows `row` and `row + 1`, as loaded, without arithmetic
 //   store(extra, row, token, z) : takes both results
-//   kWholeWarps : absent, or true where all lanes of a warp call `store` together, those without a
-//     pair too
 template <typename Kind, typename Output, typename GroupAt>
 struct StreamedProduct {
   using T = typename Kind::T;
@@ -263,9 +261,7 @@ struct StreamedProduct {
   __device__ __forceinline__ void store_results(int first) {
     for (int index = threadIdx.x; index < num_pairs(first); index += kNumWarps * kWarpThreads) {
       const Pair pair = pair_at(index, first);
-      if constexpr (!requires { Output::kWholeWarps; }) {
-        if (!contains(pair)) continue;
-      }
+      if (!contains(pair)) continue;
       float2 z = {};
       float squares = 0.0f;
 #pragma unroll
