@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from kernelcat import catalog
-from kernelcat.catalog.implementation import Config
+from kernelcat.catalog.implementation import Config, Implementation
 from kernelcat.catalog.spec import Problem
 from kernelcat.errors import MissingDependency, UnknownName
 from kernelcat.runtime.gpu import Gpu
@@ -61,35 +61,46 @@ def predictions(
 def _of_portfolio(
     model: Calibrated, problem: Problem, gpu: Gpu, allows: Callable[[str, str], bool]
 ) -> Iterator[Prediction]:
+    members = {member.implementation for member in model.portfolio}
+    found = {name: _find(problem.entry, *name.split("/")) for name in members}
     for member in model.portfolio:
-        language, variant = member.implementation.split("/")
-        if not allows(language, variant):
+        implementation = found[member.implementation]
+        if implementation is None or not allows(implementation.language, implementation.variant):
             continue
-        estimate_us = _estimate(language, variant, member.config, problem, gpu)
+        estimate_us = _estimate(implementation, member.config, problem, gpu)
         if estimate_us is not None:
             coefficients = model.coefficients[member.implementation]
             us = coefficients.predict(estimate_us)
-            yield Prediction(us * coefficients.doubt, us, language, variant, member.config)
+            yield Prediction(
+                us * coefficients.doubt, us, implementation.language, implementation.variant,
+                member.config,
+            )  # fmt: skip
 
 
 def _of_mates(problem: Problem, gpu: Gpu, mates: Iterable[Choice]) -> Iterator[Prediction]:
     for mate in itertools.islice(mates, MATES):
-        names = mate.language, mate.variant, mate.config
-        estimate_us = _estimate(*names, problem, gpu)
-        measured_us, estimated_us = mate.median_us, _estimate(*names, mate.problem, gpu)
-        if estimate_us and estimated_us and measured_us:
-            us = estimate_us * measured_us / estimated_us
-            yield Prediction(us, us, *names, mate)
+        implementation = _find(problem.entry, mate.language, mate.variant)
+        if implementation is None or not mate.median_us:
+            continue
+        estimate_us = _estimate(implementation, mate.config, problem, gpu)
+        estimated_us = _estimate(implementation, mate.config, mate.problem, gpu)
+        if estimate_us and estimated_us:
+            us = estimate_us * mate.median_us / estimated_us
+            yield Prediction(us, us, mate.language, mate.variant, mate.config, mate)
+
+
+def _find(entry: str, language: str, variant: str) -> Implementation | None:
+    """The implementation, or None where today's catalog or this installation lacks it."""
+    try:
+        return catalog.implementation(entry, language, variant)
+    except (MissingDependency, UnknownName):
+        return None
 
 
 def _estimate(
-    language: str, variant: str, config: Config, problem: Problem, gpu: Gpu
+    implementation: Implementation, config: Config, problem: Problem, gpu: Gpu
 ) -> float | None:
     """The estimate in microseconds, or None where the configuration is not worth one."""
-    try:
-        implementation = catalog.implementation(problem.entry, language, variant)
-    except (MissingDependency, UnknownName):
-        return None
     if implementation.why_not_predict(config, problem, gpu) is not None:
         return None
     return implementation.estimate(problem, config, gpu)

@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from math import exp, log
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from kernelcat.catalog.implementation import Config
 from kernelcat.catalog.random_problems import as_called, draw
 from kernelcat.catalog.spec import Entry, Problem
 from kernelcat.report.predictions import Contestant
+from kernelcat.runtime import gpu as gpus
 from kernelcat.runtime.gpu import Gpu
 from kernelcat.store import lines
 from kernelcat.store.calibration import Calibrated, Coefficients, Member
@@ -33,21 +35,28 @@ PRIOR_ROWS = 1.0
 """Rows that weigh as much as the belief that an estimate is right."""
 PRIOR_SLOPE = 3.0
 """Weight, in rows at a distance of e, of the belief that the ratio does not depend on size."""
-MAX_PORTFOLIO = 32
+MAX_PORTFOLIO = 64
 """Configurations that a call predicts at most; each costs some microseconds."""
-WORTH = 0.0005
+WORTH = 0.0002
 """What a further configuration must take from the mean loss."""
 UNSERVED = 1.0
 """Loss of a problem that nothing serves: e times the least time."""
 NAIVE = "naive"
 """The variant that each ladder begins with."""
-RANDOM_PROBLEMS, RANDOM_SEED = 100, "portfolio"
+RANDOM_PROBLEMS, RANDOM_SEED = 200, "portfolio"
 """Random problems that a portfolio serves, beside the measured ones. Dispatch is judged with other
 seeds."""
 
 Losses = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 Times = Mapping[Problem, Mapping[Contestant, float]]
 """Problem -> contestant -> microseconds."""
+
+
+class Point(NamedTuple):
+    """A row: the estimate and the measured time in microseconds."""
+
+    estimate_us: float
+    us: float
 
 
 def raced(entry: Entry, sku: str) -> dict[Problem, dict[Contestant, float]]:
@@ -68,20 +77,20 @@ def raced(entry: Entry, sku: str) -> dict[Problem, dict[Contestant, float]]:
 def fit(entry: Entry, gpu: Gpu, times: Times, rule: str, widened: bool = False) -> Calibrated:
     """The model of ``entry`` on ``gpu`` that follows from ``times``; it has no judgement yet.
 
-    ``widened`` is whether the portfolio also serves random problems.
+    Implementations without a row in ``times`` have the coefficients of a sibling SKU's rows, one
+    of the same architecture. ``widened`` is whether the portfolio also serves random problems.
     """
     verified = {i.name for i in catalog.implementations(entry.name) if not receipts.doubt(i)}
-    points: dict[str, list[tuple[float, float]]] = defaultdict(list)
     served: list[Mapping[Contestant, float]] = []
     for problem, contestants in times.items():
-        legal = {}
-        for each, us in contestants.items():
-            estimate_us = _estimate(*each, problem, gpu)
-            if estimate_us is not None:
-                points[each[0]].append((estimate_us, us))
-                if each[0] in verified:
-                    legal[each] = us
-        served.append(legal)
+        served.append(
+            {
+                each: us
+                for each, us in contestants.items()
+                if each[0] in verified and _estimate(*each, problem, gpu) is not None
+            }
+        )
+    points = {**_sibling_points(entry.name, gpu.sku), **_points(times, gpu)}
     coefficients = {_short(name): _line(points[name]) for name in sorted(points)}
     for estimates in _random_estimates(entry.name, gpu) if widened else ():
         predicted = {}
@@ -132,6 +141,30 @@ def cover(served: Sequence[Mapping[Contestant, float]], most: int) -> list[Conte
     return [names[each] for each in chosen]
 
 
+def _points(times: Times, gpu: Gpu) -> dict[str, list[Point]]:
+    """The rows of each implementation whose configurations are legal today."""
+    points: dict[str, list[Point]] = defaultdict(list)
+    for problem, contestants in times.items():
+        for each, us in contestants.items():
+            estimate_us = _estimate(*each, problem, gpu)
+            if estimate_us is not None:
+                points[each[0]].append(Point(estimate_us, us))
+    return points
+
+
+@lru_cache(maxsize=64)
+def _sibling_points(name: str, sku: str) -> dict[str, list[Point]]:
+    """The rows of each implementation on a sibling of ``sku``, whose estimates are the sibling's.
+
+    The sibling is the SKU of the same architecture, among those with rows of the implementation,
+    whose memory bandwidth is nearest.
+    """
+    found = dict[str, list[Point]]()
+    for sibling in gpus.siblings(gpus.find(sku)):
+        found = {**_points(raced(catalog.entry(name), sibling.sku), sibling), **found}
+    return found
+
+
 @lru_cache(maxsize=32)
 def _random_estimates(name: str, gpu: Gpu) -> list[dict[Contestant, float]]:
     """Estimates in microseconds of what is worth a try, for each of a few random problems.
@@ -171,10 +204,10 @@ def _short(name: str) -> str:
     return name.split("/", 1)[1]
 
 
-def _line(points: list[tuple[float, float]]) -> Coefficients:
-    """Coefficients from (estimate, time) pairs, at least one."""
-    estimates = np.log([estimate for estimate, _ in points])
-    ratios = np.log([us for _, us in points]) - estimates
+def _line(points: Sequence[Point]) -> Coefficients:
+    """Coefficients from rows, at least one."""
+    estimates = np.log([point.estimate_us for point in points])
+    ratios = np.log([point.us for point in points]) - estimates
     center = float(estimates.mean())
     matrix = np.column_stack((np.ones(len(points)), estimates - center))
     prior = np.diag(np.sqrt([PRIOR_ROWS, PRIOR_SLOPE**2]))

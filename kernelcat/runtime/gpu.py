@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import log
 
 from kernelcat.errors import UnknownName, nearest, short
 from kernelcat.runtime import driver
@@ -151,6 +152,12 @@ def find(name: str) -> Gpu:
     if sku is not None:
         return SKUS[sku]
     raise UnknownName(f"unknown GPU {name!r}{nearest(key, list(SKUS))}")
+
+
+def siblings(gpu: Gpu) -> list[Gpu]:
+    """The other SKUs of the architecture of ``gpu``; first those with nearly its bandwidth."""
+    found = [each for each in SKUS.values() if each.arch == gpu.arch and each.sku != gpu.sku]
+    return sorted(found, key=lambda each: abs(log(each.bandwidth / gpu.bandwidth)))
 
 
 def detect(index: int = 0) -> Gpu:

@@ -163,9 +163,8 @@ def lent(sku: str) -> Mapping[str, Calibrated]:
     except UnknownName:
         return {}
     found = dict[str, Calibrated]()
-    siblings = [each for each in gpu.SKUS.values() if each.arch == own.arch and each.sku != sku]
-    for each in sorted(siblings, key=lambda each: abs(log(each.bandwidth / own.bandwidth))):
-        found = {**models(each.sku), **found}
+    for sibling in gpu.siblings(own):
+        found = {**models(sibling.sku), **found}
     return found
 
 

@@ -11,10 +11,6 @@ from kernelcat.jit.cuda import CudaSource
 MAX_BLOCKS = 2**31 - 1
 """Thread blocks that a grid can have along x."""
 
-CLUSTER_FIT = {1: 1.0, 2: 1.0, 3: 0.89, 4: 0.9, 5: 0.84, 6: 0.78, 8: 0.84}
-"""Thread blocks of a cluster -> share of the SMs that clusters of this size fill: a cluster runs in
-one GPC, and some GPCs have an odd number of SMs."""
-
 
 def instance(path: str, kernel: str, *arguments: str | int | bool) -> CudaSource:
     """The kernel of the file ``path`` (``gemm/wgmma.cu``) with these template arguments.

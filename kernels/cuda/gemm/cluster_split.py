@@ -11,10 +11,10 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from math import ceil
 
-from kernelcat.catalog.cost_model import WAVE_LATENCY_US, least_estimate
+from kernelcat.catalog.cost_model import CLUSTER_FIT, WAVE_LATENCY_US, least_estimate
 from kernelcat.catalog.implementation import Config, Implementation, Int32, Program, Step
 from kernelcat.catalog.spec import Problem
-from kernelcat.kernels.cuda.common.launch import CLUSTER_FIT, instance, why_no_grid
+from kernelcat.kernels.cuda.common.launch import instance, why_no_grid
 from kernelcat.kernels.cuda.common.persistent import illegal_split, overlapped_us, sizes
 from kernelcat.kernels.cuda.gemm import wgmma
 from kernelcat.kernels.cuda.gemm.operands import EPILOGUE, d_map, epilogue, operand_map, why_not_tma

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil
 
-from kernelcat.catalog.cost_model import LAUNCH_US, copy_us
+from kernelcat.catalog.cost_model import CLUSTER_FIT, LAUNCH_US, copy_us
 from kernelcat.catalog.implementation import Config, Implementation, Int32, Pointer, Program, Step
 from kernelcat.catalog.spec import Problem
-from kernelcat.kernels.cuda.common.launch import CLUSTER_FIT, instance
+from kernelcat.kernels.cuda.common.launch import instance
 from kernelcat.kernels.cuda.common.persistent import sizes
 from kernelcat.kernels.cuda.nvfp4_matmul.operands import (
     EPILOGUE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from kernelcat.catalog.cost_model import copy_us
+from kernelcat.catalog.cost_model import CLUSTER_FIT, copy_us
 from kernelcat.catalog.implementation import (
     Config,
     Implementation,
@@ -17,7 +17,7 @@ from kernelcat.catalog.implementation import (
     TensorMap,
 )
 from kernelcat.catalog.spec import Problem
-from kernelcat.kernels.cuda.common.launch import CLUSTER_FIT, instance
+from kernelcat.kernels.cuda.common.launch import instance
 from kernelcat.kernels.cuda.common.packed_weights import (
     STAGE_COLS,
     STAGE_ROWS,

@@ -209,6 +209,15 @@ IDLE_US = 0.5
 """Microseconds of a thread block that reads a length and ends."""
 
 
+def _filled_row_tiles(problem: Problem, block_m: int) -> int:
+    """Row tiles of all sequences that have rows: at most one of each sequence is not full.
+
+    The grid has those of the longest query for each sequence.
+    """
+    full = problem["tokens"] * num_rows(problem) // (problem["max_q"] * block_m)
+    return min(num_row_tiles(problem, block_m) * problem["batch"], full + problem["batch"])
+
+
 def attend_us(
     problem: Problem,
     gpu: Gpu,
@@ -224,7 +233,8 @@ def attend_us(
         return LAUNCH_US
     tokens = tokens_read(problem) / problem["batch"]
     tiles = max(1.0, tokens / block_n)
-    ctas = num_row_tiles(problem, block_m) * problem["batch"] * min(splits, ceil(tiles))
+    grid_tiles = num_row_tiles(problem, block_m) * problem["batch"]
+    ctas = _filled_row_tiles(problem, block_m) * min(splits, ceil(tiles))
     # Thread blocks of equal work end together, in waves; those of unequal work do not.
     waves = ctas / resident_ctas
     if problem["lengths"] != "ragged":
@@ -234,8 +244,8 @@ def attend_us(
         max(waves, 1.0) * (ceil(tiles / splits) * tile_us + START_US),
         ceil(longest / splits) * tile_us + START_US,
     )
-    # Thread blocks that find no tile of tokens.
-    idle_ctas = num_row_tiles(problem, block_m) * problem["batch"] * splits - ctas
+    # Thread blocks that find no rows, or no tile of tokens.
+    idle_ctas = grid_tiles * splits - ctas
     math_us += idle_ctas / resident_ctas * IDLE_US
     busy = min(1.0, ctas / resident_ctas)
     efficiency = BANDWIDTH_EFFICIENCY * bandwidth_share * busy

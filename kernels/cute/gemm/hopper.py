@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from math import ceil
 
-from kernelcat.catalog.cost_model import BANDWIDTH_EFFICIENCY, LAUNCH_US, copy_us
+from kernelcat.catalog.cost_model import BANDWIDTH_EFFICIENCY, CLUSTER_FIT, LAUNCH_US, copy_us
 from kernelcat.catalog.implementation import Config, Implementation, Program
 from kernelcat.catalog.spec import Problem
 from kernelcat.kernels.cute.common.matmul import span
@@ -168,7 +168,17 @@ SKINNY_MAX_M = 256
 """More rows are left to `wgmma`."""
 SKINNY_BLOCK_N = (8, 16, 32, 64, 128)
 MIN_STAGES, MAX_STAGES = 3, 12
-SPLIT_US = 0.7
+# Fitted to 52 measured times on an H100 and an H200, from 1 to 256 rows: they differ from the
+# estimate by a factor of 1.15, one standard deviation.
+SKINNY_START_US = 2.4
+"""From the launch to the first stage, and from the last store to the end."""
+SKINNY_BYTES_PER_US = 120e3
+"""Bytes that one SM loads in a microsecond."""
+SKINNY_L2_TO_DRAM = 1.6
+"""Bandwidth from L2 to the SMs, as a multiple of DRAM bandwidth."""
+STORE_US = 2.5
+"""Time in which a thread block stores the results of 64 rows of A, which nothing hides."""
+SPLIT_US = 1.0
 """Time that the thread blocks of a cluster take to add up their partial sums."""
 
 
@@ -219,22 +229,37 @@ def _unpromising_split(config: Config, problem: Problem, gpu: Gpu) -> str | None
         return f"{num_tiles} tiles of {config['block_m']} rows are too few for {gpu.sms} SMs"
     if config["ctas_per_sm"] == 2 and num_tiles * split_k <= gpu.sms:
         return f"{num_tiles * split_k} thread blocks are no more than SMs: none shares an SM"
-    if split_k > 1 and num_tiles * split_k > gpu.sms * config["ctas_per_sm"]:
-        return f"{num_tiles} tiles fill the GPU without split_k={split_k}"
+    if split_k > 1 and num_tiles > _resident_clusters(config, gpu):
+        return f"{num_tiles} clusters of {split_k} thread blocks are not resident all at once"
     return None
 
 
+def _resident_clusters(config: Config, gpu: Gpu) -> int:
+    split_k = config["split_k"]
+    return max(int(gpu.sms * config["ctas_per_sm"] * CLUSTER_FIT[split_k] / split_k), 1)
+
+
 def _skinny_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """The time of the weights at the bandwidth that so many thread blocks reach."""
-    m, n, k = problem["M"], problem["N"], problem["K"]
-    num_ctas = _skinny_tiles(problem, config) * config["split_k"]
-    resident = gpu.sms * config["ctas_per_sm"]
-    reached = min(1.0, min(num_ctas, resident) / gpu.sms) * (1.0 if num_ctas > gpu.sms else 0.95)
-    again = 0.5 * (m > config["block_n"])  # the second column of tiles finds the weights in L2
-    weights_us = 2 * n * k * (1 + again) / (gpu.bandwidth * BANDWIDTH_EFFICIENCY) * 1e6
-    others_us = copy_us(2 * (m * k + m * n // span(problem)), gpu)
-    split_us = SPLIT_US if config["split_k"] > 1 else 0.0
-    return others_us + weights_us / max(reached, 1e-3) + split_us
+    """Waves of clusters: memory's time, L2's or the busiest SM's, then the sums and their stores.
+
+    Each tile reads its rows of weights and of A again through L2. Thread blocks are few, so an SM
+    that has one more than others takes that much longer.
+    """
+    m, n, k, split_k = problem["M"], problem["N"], problem["K"], config["split_k"]
+    num_tiles, num_cols = _skinny_tiles(problem, config), min(config["block_n"], m)
+    if num_tiles == 0 or k == 0:
+        return SKINNY_START_US
+    clusters = min(num_tiles, _resident_clusters(config, gpu))
+    turns = ceil(num_tiles / clusters)  # a thread block without a split stays for several tiles
+    waves = 1 if split_k == 1 else turns
+
+    tile_bytes = 2 * (config["block_m"] + num_cols) * k
+    busiest_us = ceil(clusters * split_k / gpu.sms) * tile_bytes / split_k / SKINNY_BYTES_PER_US
+    l2_us = num_tiles * tile_bytes / (gpu.bandwidth * SKINNY_L2_TO_DRAM) * 1e6
+    moved_bytes = 2 * (n * k + m * k + m * n // span(problem))
+    dram_us = moved_bytes / (gpu.bandwidth * BANDWIDTH_EFFICIENCY) * 1e6
+    results_us = STORE_US * num_cols / 64 + (SPLIT_US if split_k > 1 else 0.0)
+    return SKINNY_START_US + max(dram_us, l2_us, turns * busiest_us) + waves * results_us
 
 
 def _skinny_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
