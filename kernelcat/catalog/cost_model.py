@@ -126,6 +126,11 @@ CLUSTER_FIT = {1: 1.0, 2: 1.0, 3: 0.89, 4: 0.9, 5: 0.84, 6: 0.78, 8: 0.84}
 one GPC, and some GPCs have an odd number of SMs."""
 
 
+def resident_clusters(thread_blocks: int, size: int) -> int:
+    """Clusters of ``size`` that run at once on a GPU with room for so many thread blocks."""
+    return int(thread_blocks * CLUSTER_FIT[size] / size)
+
+
 def tiled_gemm_us(
     m: int,
     n: int,

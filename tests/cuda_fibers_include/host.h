@@ -355,9 +355,6 @@ inline unsigned __ballot_sync(unsigned, bool predicate) {
   for (int lane = 0; lane < 32; ++lane) ballot |= values[lane] << lane;
   return ballot;
 }
-inline int __ffs(unsigned value) {
-  return __builtin_ffs(static_cast<int>(value));
-}
 inline int __clz(unsigned value) {
   return value == 0 ? 32 : __builtin_clz(value);
 }

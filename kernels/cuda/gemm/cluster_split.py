@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from math import ceil
 
-from kernelcat.catalog.cost_model import CLUSTER_FIT, WAVE_LATENCY_US, least_estimate
+from kernelcat.catalog.cost_model import WAVE_LATENCY_US, least_estimate, resident_clusters
 from kernelcat.catalog.implementation import Config, Implementation, Int32, Program, Step
 from kernelcat.catalog.spec import Problem
 from kernelcat.kernels.cuda.common.launch import instance, why_no_grid
@@ -53,7 +53,7 @@ class SplitPlan(Plan):
     @staticmethod
     def of(config: Config, problem: Problem, gpu: Gpu) -> SplitPlan:
         split_k = config["split_k"]
-        filled = int(gpu.sms * CLUSTER_FIT[split_k] / split_k) * split_k
+        filled = resident_clusters(gpu.sms, split_k) * split_k
         return SplitPlan(
             **Plan.fields(Config(config, cluster="1x1"), problem, gpu) | {"sms": filled},
             pingpong=False,

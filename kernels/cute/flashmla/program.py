@@ -209,15 +209,6 @@ IDLE_US = 0.5
 """Microseconds of a thread block that reads a length and ends."""
 
 
-def _filled_row_tiles(problem: Problem, block_m: int) -> int:
-    """Row tiles of all sequences that have rows: at most one of each sequence is not full.
-
-    The grid has those of the longest query for each sequence.
-    """
-    full = problem["tokens"] * num_rows(problem) // (problem["max_q"] * block_m)
-    return min(num_row_tiles(problem, block_m) * problem["batch"], full + problem["batch"])
-
-
 def attend_us(
     problem: Problem,
     gpu: Gpu,
@@ -233,8 +224,10 @@ def attend_us(
         return LAUNCH_US
     tokens = tokens_read(problem) / problem["batch"]
     tiles = max(1.0, tokens / block_n)
+    # The grid has the row tiles of the longest query for each sequence. One of each is not full.
     grid_tiles = num_row_tiles(problem, block_m) * problem["batch"]
-    ctas = _filled_row_tiles(problem, block_m) * min(splits, ceil(tiles))
+    full_tiles = problem["tokens"] * problem["heads"] // block_m
+    ctas = min(grid_tiles, full_tiles + problem["batch"]) * min(splits, ceil(tiles))
     # Thread blocks of equal work end together, in waves; those of unequal work do not.
     waves = ctas / resident_ctas
     if problem["lengths"] != "ragged":
