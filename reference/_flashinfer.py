@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import cache
 from typing import Any, NamedTuple
 
 from kernelcat.reference._peers import import_torch, required_by
@@ -24,6 +25,17 @@ def import_flashinfer():
     with required_by("flashinfer", "pip install flashinfer-python"):
         import flashinfer
     return flashinfer
+
+
+@cache
+def workspace(device):
+    """FlashInfer's scratch memory, 256 MiB, the same for all wrappers of a process.
+
+    A race has hundreds of copies of a small problem, each with a wrapper of its own. They run one
+    after another, so one scratch memory serves them all, as in an engine.
+    """
+    torch = import_torch("flashinfer")
+    return torch.zeros(256 << 20, dtype=torch.uint8, device=device)
 
 
 def page_lists(block_table, kv_lens: tuple[int, ...], page_size: int, device) -> PageLists:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 
 from kernelcat.errors import Unsupported
-from kernelcat.reference._flashinfer import import_flashinfer, page_lists
+from kernelcat.reference._flashinfer import import_flashinfer, page_lists, workspace
 from kernelcat.reference._mla_row import LATENT, ROPE
-from kernelcat.reference._peers import import_torch, required_by
+from kernelcat.reference._peers import required_by
 from kernelcat.reference._sequences import lengths
 
 
@@ -43,7 +43,7 @@ def flash_mla():
 
 def flashinfer():
     """FlashInfer's wrapper for latent attention; ``plan`` runs on the host before the race."""
-    library, torch = import_flashinfer(), import_torch("flashinfer")
+    library = import_flashinfer()
 
     def make(problem, arrays):
         q_lens, kv_lens = lengths(problem)
@@ -53,8 +53,7 @@ def flashinfer():
             raise Unsupported("FlashInfer is raced without empty sequences")
         size, table = problem["page_size"], arrays["block_table"]
         lists = page_lists(table, kv_lens, size, table.device)
-        workspace = torch.zeros(128 << 20, dtype=torch.uint8, device=table.device)
-        wrapper = library.mla.BatchMLAPagedAttentionWrapper(workspace)
+        wrapper = library.mla.BatchMLAPagedAttentionWrapper(workspace(table.device))
         csr = library.mla.MLAPlanMetadata.csr(
             arrays["cu_q"], lists.indptr, lists.indices, arrays["kv_lens"]
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernelcat.errors import Unsupported
-from kernelcat.reference._flashinfer import import_flashinfer, page_lists
+from kernelcat.reference._flashinfer import import_flashinfer, page_lists, workspace
 from kernelcat.reference._peers import import_torch, required_by
 from kernelcat.reference._sequences import lengths
 from kernelcat.reference.paged_attn import sm_scale
@@ -92,7 +92,7 @@ def flash_attn_4():
 
 def flashinfer():
     """FlashInfer's wrappers for decode and prefill; ``plan`` runs on the host before the race."""
-    library, torch = import_flashinfer(), import_torch("flashinfer")
+    library = import_flashinfer()
 
     def make(problem, arrays):
         q_lens, kv_lens = lengths(problem)
@@ -102,7 +102,7 @@ def flashinfer():
             raise Unsupported("FlashInfer is raced without empty sequences")
         size, table = problem["page_size"], arrays["block_table"]
         lists = page_lists(table, kv_lens, size, "cpu")
-        workspace = torch.zeros(256 << 20, dtype=torch.uint8, device=table.device)
+        scratch = workspace(table.device)
         sizes = (problem["heads"], problem["kv_heads"], problem["head_dim"], size)
         options = {
             "sm_scale": sm_scale(problem),
@@ -112,10 +112,10 @@ def flashinfer():
             "kv_data_type": arrays["k_cache"].dtype,
         }
         if problem["max_q"] == 1:
-            wrapper = library.BatchDecodeWithPagedKVCacheWrapper(workspace, use_tensor_cores=True)
+            wrapper = library.BatchDecodeWithPagedKVCacheWrapper(scratch, use_tensor_cores=True)
             wrapper.plan(*lists, *sizes, **options)
         else:
-            wrapper = library.BatchPrefillWithPagedKVCacheWrapper(workspace)
+            wrapper = library.BatchPrefillWithPagedKVCacheWrapper(scratch)
             wrapper.plan(arrays["cu_q"], *lists, *sizes, causal=True, **options)
         cache, out = (arrays["k_cache"], arrays["v_cache"]), arrays["out"]
         return lambda: wrapper.run(arrays["q"], cache, out=out)

@@ -328,7 +328,7 @@ class Implementation:
 
     def serves(self, arch: str) -> bool:
         """Whether this implementation can be compiled for ``arch`` (``sm_90a``)."""
-        return any(_matches(pattern, arch) for pattern in self.archs)
+        return _serves(self.archs, arch)
 
     def why_not_in_space(self, config: Mapping[str, object]) -> str | None:
         """Why ``config`` is not a configuration of the space; None when ``config`` is one.
@@ -453,6 +453,11 @@ def _arch_number(arch: str) -> int:
 
 
 @lru_cache(256)
+def _serves(archs: tuple[str, ...], arch: str) -> bool:
+    """Whether one of the patterns ``archs`` has ``arch``; a choice asks for each configuration."""
+    return any(_matches(pattern, arch) for pattern in archs)
+
+
 def _matches(pattern: str, arch: str) -> bool:
     if pattern.endswith("+"):
         return _arch_number(arch) >= _arch_number(pattern)

@@ -37,13 +37,13 @@ PRIOR_SLOPE = 3.0
 """Weight, in rows at a distance of e, of the belief that the ratio does not depend on size."""
 MAX_PORTFOLIO = 64
 """Configurations that a call predicts at most; each costs some microseconds."""
-WORTH = 0.0002
+WORTH = 0.0001
 """What a further configuration must take from the mean loss."""
 UNSERVED = 1.0
 """Loss of a problem that nothing serves: e times the least time."""
 NAIVE = "naive"
 """The variant that each ladder begins with."""
-RANDOM_PROBLEMS, RANDOM_SEED = 200, "portfolio"
+RANDOM_PROBLEMS, RANDOM_SEED = 400, "portfolio"
 """Random problems that a portfolio serves, beside the measured ones. Dispatch is judged with other
 seeds."""
 

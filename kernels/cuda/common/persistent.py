@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, ClassVar
 
 from kernelcat.catalog.cost_model import LAUNCH_US, copy_us
 from kernelcat.catalog.implementation import (
-    Config,
     ConfigValue,
     Int32,
     Int64,
@@ -18,6 +18,7 @@ from kernelcat.catalog.implementation import (
     Program,
     Step,
 )
+from kernelcat.catalog.ring_model import ROW_BYTES, Tiles
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.runtime.gpu import Gpu
@@ -66,7 +67,7 @@ class PersistentPlan(ABC):
     """Columns of A and B in a stage."""
 
     @staticmethod
-    def fields(config: Config, problem: Problem, gpu: Gpu) -> dict[str, Any]:
+    def fields(config: Mapping[str, Any], problem: Problem, gpu: Gpu) -> dict[str, Any]:
         """The fields above, by name."""
         block_m, block_n = map(int, config["tile"].split("x"))
         cluster_m, cluster_n = map(int, config["cluster"].split("x"))
@@ -135,23 +136,25 @@ class PersistentPlan(ABC):
         """Cluster tiles whose k range is not split."""
         if self.split_k == 1:
             return self.num_tiles
-        return self.num_tiles // self.num_clusters * self.num_clusters
+        clusters = self.num_clusters
+        return self.num_tiles // clusters * clusters
 
     @property
     def num_split_tiles(self) -> int:
-        return self.num_tiles - self.num_whole_tiles
+        return 0 if self.split_k == 1 else self.num_tiles - self.num_whole_tiles
 
     @property
     def num_work_items(self) -> int:
         """Whole tiles and splits of the others: clusters take one at a time."""
-        return self.num_whole_tiles + self.num_split_tiles * self.split_k
+        splits = self.num_split_tiles
+        return self.num_tiles - splits + splits * self.split_k
 
     @property
     def waves(self) -> float:
         """Time of the busiest cluster in whole tiles; a split counts as a part of a tile."""
-        num_splits = self.num_split_tiles * self.split_k
-        whole = ceil(self.num_whole_tiles / self.num_clusters)
-        return whole + ceil(num_splits / self.num_clusters) / self.split_k
+        clusters, splits = self.num_clusters, self.num_split_tiles
+        whole = ceil((self.num_tiles - splits) / clusters)
+        return whole + ceil(splits * self.split_k / clusters) / self.split_k
 
     @property
     def workspaces(self) -> dict[str, int]:
@@ -170,6 +173,13 @@ class PersistentPlan(ABC):
             return 0.0
         tile_bytes = min(self.block_n, self.cols) * self.block_m * 4
         return _REDUCTION_US + (1 + self.split_k) * tile_bytes / _PARTIAL_BYTES * 1e6
+
+    def ring_tiles(self, waves: float, stored: float) -> Tiles:
+        """The tiles as the time model sees them; operands have 64 or 128 columns in a stage."""
+        return Tiles(
+            self.rows, self.cols, self.k * ROW_BYTES // self.block_k, self.block_m, self.block_n,
+            self.cluster_m, self.cluster_n, self.num_work_items * self.cluster_size, waves, stored,
+        )  # fmt: skip
 
 
 def launch(

@@ -88,21 +88,21 @@ def merge_us(
     gpu: Gpu,
     all_at_once: bool = False,
 ) -> float:
-    """Microseconds to merge the partial results of a row tile, on average.
+    """Microseconds to merge the partial results of the row tile that most teams share.
 
     ``all_at_once``: the second kernel is `merge`. `combine` takes rows of many parts one by one.
     """
     row_tiles = max(num_row_tiles(problem, tile_rows), 1)
-    parts = ceil(teams / row_tiles)
-    if mean_context(problem) < context(problem):  # lengths differ: teams end within row tiles
-        parts = max(parts, 2)
+    longest = teams / row_tiles * context(problem) / max(mean_context(problem), 1)
     if combine and not all_at_once:
-        longest = teams / row_tiles * context(problem) / max(mean_context(problem), 1)
         many = min(row_tiles, teams // (2 * FEW_PARTS)) if longest > FEW_PARTS else 0
         rounds = many * tile_rows * 4 / (gpu.sms * COMBINE_BLOCKS_PER_SM["combine"])
         return COMBINE_US + MANY_PARTS_US * max(rounds - 1, 0)
     if combine:
         return COMBINE_US
+    parts = ceil(longest)
+    if mean_context(problem) < context(problem) or problem["max_q"] > 1:
+        parts = max(parts, 2)  # teams end within row tiles, which are not of one length
     return PART_US * parts if parts > 1 else 0.0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kernelcat.catalog import ring_model
 from kernelcat.catalog.implementation import Config, Implementation, Pointer, Program, TensorMap
 from kernelcat.catalog.spec import Problem
 from kernelcat.kernels.cuda.common.launch import instance
@@ -13,9 +14,9 @@ from kernelcat.kernels.cuda.common.persistent import (
     PersistentPlan,
     illegal_split,
     launch,
-    overlapped_us,
     unpromising_split,
 )
+from kernelcat.reference.fp8_gemm import ENTRY
 from kernelcat.runtime.gpu import KB, Gpu
 
 BLOCK_K = 128
@@ -178,34 +179,23 @@ def _unpromising_cluster(plan: Plan) -> str | None:
 
 # ---- which one without measuring ---------------------------------------------------------------
 
-_EFFICIENCY = {"turns": 0.80, "ahead": 0.80, "free": 0.74}
-"""Share of the tensor cores' peak that remains beside promotions."""
+_SLOWDOWN = {"turns": 1.27, "ahead": 1.0, "free": 1.2}
+"""Time of the tensor cores beside promotions, over that of ``ahead``."""
 
-_L2_BYTES = 62e9
-"""Bytes that L2 gives one SM in a second when all SMs load."""
-
-_SM_BYTES = 45e9
-"""Bytes that memory gives one SM in a second, even when few SMs load."""
-
-_EPILOGUE_US = 1.0
-"""Storing a tile of 256 x 128 while nothing is multiplied."""
+_ONE_CONSUMER = 1.6
+"""That time in tiles of 64 rows, whose one warpgroup multiplies or promotes."""
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     """Waves of tiles, each as long as its products or its operands take; or the memory's time."""
     plan = Plan.of(config, problem, gpu)
-    peak = gpu.flops.get("float8_e4m3fn", gpu.flops["float32"]) / gpu.sms
-    peak *= _EFFICIENCY[plan.overlap] * (0.8 if plan.num_consumers == 1 else 1.0)
-    peak *= min(1.0, 2 * plan.block_n / (64 + plan.block_n))  # what shared memory feeds
-    math_us = 2 * plan.block_m * plan.block_n * BLOCK_K / peak * 1e6
-    loaded_rows = plan.block_m / plan.cluster_n + plan.block_n / plan.cluster_m
-    l2_us = loaded_rows * BLOCK_K / _L2_BYTES * 1e6
-    memory_us = max(plan.block_m, plan.block_n) * BLOCK_K / _SM_BYTES * 1e6 if plan.swap else 0.0
-    busy_us = plan.waves * plan.num_k_blocks * max(math_us, l2_us, memory_us)
-    busy_us += _EPILOGUE_US * plan.block_m * plan.block_n / (256 * 128) * max(plan.waves, 1.0)
-    busy_us += plan.reduction_us
-    m, n, k = problem["M"], problem["N"], problem["K"]
-    return overlapped_us(busy_us, m * k + n * k + 2 * m * n, gpu)
+    slowdown = _SLOWDOWN[plan.overlap] * (_ONE_CONSUMER if plan.num_consumers == 1 else 1.0)
+    split_k = plan.split_k if plan.num_split_tiles else 1
+    sums_us = ring_model.BITS_8.sums_us(split_k, plan.block_m * min(plan.block_n, plan.cols))
+    return ring_model.BITS_8.gemm_us(
+        plan.ring_tiles(plan.waves, max(plan.waves, 1.0)), gpu, problem["dtype"],
+        ENTRY.bytes_moved(problem), slowdown=slowdown, extra_us=sums_us,
+    )  # fmt: skip
 
 
 IMPLEMENTATION = Implementation(

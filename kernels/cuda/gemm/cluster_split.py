@@ -11,14 +11,16 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from math import ceil
 
-from kernelcat.catalog.cost_model import WAVE_LATENCY_US, least_estimate, resident_clusters
+from kernelcat.catalog import ring_model
+from kernelcat.catalog.cost_model import least_estimate, resident_clusters
 from kernelcat.catalog.implementation import Config, Implementation, Int32, Program, Step
 from kernelcat.catalog.spec import Problem
 from kernelcat.kernels.cuda.common.launch import instance, why_no_grid
-from kernelcat.kernels.cuda.common.persistent import illegal_split, overlapped_us, sizes
-from kernelcat.kernels.cuda.gemm import wgmma
+from kernelcat.kernels.cuda.common.persistent import illegal_split, sizes
 from kernelcat.kernels.cuda.gemm.operands import EPILOGUE, d_map, epilogue, operand_map, why_not_tma
 from kernelcat.kernels.cuda.gemm.plan import Plan
+from kernelcat.kernels.cuda.gemm.wgmma import illegal_tiles
+from kernelcat.reference.gemm import ENTRY
 from kernelcat.runtime.gpu import Gpu
 
 SLACK = 1.3
@@ -55,7 +57,7 @@ class SplitPlan(Plan):
         split_k = config["split_k"]
         filled = resident_clusters(gpu.sms, split_k) * split_k
         return SplitPlan(
-            **Plan.fields(Config(config, cluster="1x1"), problem, gpu) | {"sms": filled},
+            **Plan.fields({**config, "cluster": "1x1"}, problem, gpu) | {"sms": filled},
             pingpong=False,
             pair=2 if problem["activation"] == "swiglu" else 1,
         )
@@ -94,8 +96,14 @@ class SplitPlan(Plan):
         return ceil(self.num_work_items / (self.sms * self.blocks_per_sm))
 
 
+@lru_cache(maxsize=256)
+def _plan(config: Config, problem: Problem, gpu: Gpu) -> SplitPlan:
+    """A call asks for the same plan in each of the following steps."""
+    return SplitPlan.of(config, problem, gpu)
+
+
 def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
-    plan = SplitPlan.of(config, problem, gpu)
+    plan = _plan(config, problem, gpu)
     if plan.num_tiles == 0:
         return Program(())
     a, b = ("b", "a") if plan.swap else ("a", "b")
@@ -124,11 +132,11 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
 
 
 def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    plan = SplitPlan.of(config, problem, gpu)
+    plan = _plan(config, problem, gpu)
     return (
         why_not_tma(problem)
         or _illegal_slice(plan)
-        or wgmma.illegal_tiles(plan, problem, gpu)
+        or illegal_tiles(plan, problem, gpu)
         or illegal_split(plan)
         or why_no_grid(plan.num_work_items)
     )
@@ -145,7 +153,7 @@ def _illegal_slice(plan: SplitPlan) -> str | None:
 
 
 def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    plan = SplitPlan.of(config, problem, gpu)
+    plan = _plan(config, problem, gpu)
     if plan.num_waves > MAX_WAVES:
         return f"{plan.num_waves} waves of clusters, whose stores overlap with nothing"
     if plan.num_tiles and (plan.block_m >= 2 * plan.rows or plan.block_n >= 2 * plan.cols > 64):
@@ -164,27 +172,20 @@ def _too_slow(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 # ---- which one without measuring ---------------------------------------------------------------
 
-_BARRIER_US = 0.8
-"""The barrier of a cluster, and the time until the first sums arrive."""
-
-_CLUSTER_BYTES = 28e9
-"""Bytes that an SM gets from other SMs of its cluster in a second: 16 a clock cycle."""
-
 
 def _plan_us(plan: SplitPlan, problem: Problem, gpu: Gpu) -> float:
     """Waves of clusters: k-blocks, the exchange of sums, a slice's stores; or the memory's time."""
-    k_blocks = ceil(plan.num_k_blocks / plan.split_k)
-    received_bytes = 4 * plan.block_m * (plan.block_n - plan.slice_cols)
-    busy_us = k_blocks * wgmma.k_block_us(plan, problem["dtype"], gpu)
-    busy_us += received_bytes / _CLUSTER_BYTES * 1e6 + wgmma.epilogue_us(plan.slice)
-    busy_us = busy_us * plan.residents + _BARRIER_US
-    busy_us = busy_us * plan.num_waves + WAVE_LATENCY_US * (plan.num_waves - 1)
-    m, n, k = problem["M"], problem["N"], problem["K"]
-    return overlapped_us(busy_us, 2 * (m * k + n * k + m * n), gpu)
+    turns = plan.residents * plan.num_waves
+    sums_us = ring_model.BITS_16.cluster_sums_us(plan.split_k, plan.block_m * plan.block_n)
+    tiles = plan.ring_tiles(turns / plan.split_k, turns / plan.split_k)
+    return ring_model.BITS_16.gemm_us(
+        tiles, gpu, problem["dtype"], ENTRY.bytes_moved(problem), splits_k=True,
+        extra_us=sums_us * turns,
+    )  # fmt: skip
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    return _plan_us(SplitPlan.of(config, problem, gpu), problem, gpu)
+    return _plan_us(_plan(config, problem, gpu), problem, gpu)
 
 
 @lru_cache(maxsize=1024)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 
 from kernelcat.catalog.implementation import Config
@@ -44,7 +44,10 @@ class Plan(PersistentPlan):
     @property
     def unswapped(self) -> Plan:
         """The plan of a swapped product with its tiles as tiles of Z, not of Z^T."""
-        return replace(self, rows=self.cols, cols=self.rows, swap=False)
+        return Plan(
+            self.cols, self.rows, self.k, self.block_m, self.block_n, False, self.cluster_m,
+            self.cluster_n, self.split_k, self.sms, self.pingpong, self.pair,
+        )  # fmt: skip
 
     @property
     def blocks_per_sm(self) -> int:

@@ -195,15 +195,15 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     return None
 
 
-LATENCY = 1.0e-6
+LATENCY = 0.38e-6
 """Seconds from the start of a load to its data, when all SMs load."""
 TILE_NS = 19.0
 """Nanoseconds of an SM's issue slots for decoding a tile of 16 x 64."""
-PRODUCT_NS = 5.0
+PRODUCT_NS = 7.2
 """Nanoseconds of an SM's issue slots for the products of a tile of 16 x 64 and 8 rows of A."""
-UNIT_US = 1.0
+UNIT_US = 0.62
 """Adding up the sums of a thread block's warps after a barrier, for each work item."""
-CLUSTER_US = 1.2
+CLUSTER_US = 0.48
 """Adding up the sums of a cluster's thread blocks. A part of both additions overlaps with the loads
 of other resident thread blocks."""
 
@@ -227,7 +227,7 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     issue_ns = TILE_NS + PRODUCT_NS * plan.col_tiles
     busy_us = tiles * max(tile_bytes / rate * 1e6, issue_ns * 1e-3)
     staged = blocks * plan.m * plan.slices * plan.slice_tiles * TILE_COLS * 2
-    start_us = 1.0 + staged / (gpu.bandwidth * 1.2) * 1e6
+    start_us = 0.6 + staged / (gpu.bandwidth * 1.2) * 1e6
     ends_us = UNIT_US + (CLUSTER_US if plan.cluster > 1 else 0.0)
     overlap = 1.0 if busiest == 1 else 0.5
     memory_us = copy_us(ENTRY.bytes_moved(problem), gpu, 0.92) - LAUNCH_US

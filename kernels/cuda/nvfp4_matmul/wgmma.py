@@ -201,16 +201,16 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 # ---- which one without measuring ---------------------------------------------------------------
 
-_STAGE_US = {64: 0.40, 128: 0.62, 192: 0.88, 256: 1.12}
+_STAGE_US = {64: 0.56, 128: 0.74, 192: 0.96, 256: 1.22}
 """Rows of A in a tile -> microseconds that a stage takes; with few rows, decoding bounds it."""
 
-_ENDS_US = 3.0
+_ENDS_US = 0.75
 """Time until the first stage is loaded, and time after the last one."""
 
-_TILE_US = 1.5
+_TILE_US = 4.1
 """Storing a tile of 128 x 256 while nothing is multiplied."""
 
-_EXCHANGE_US = 0.8
+_EXCHANGE_US = 0.77
 """Time to send partial sums to the thread block that finishes them."""
 
 

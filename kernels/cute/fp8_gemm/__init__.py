@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from math import ceil
 
+from kernelcat.catalog import ring_model
 from kernelcat.catalog.cost_model import (
     L2_TO_DRAM,
     LAUNCH_US,
@@ -23,6 +24,7 @@ from kernelcat.catalog.implementation import (
     Program,
     Step,
 )
+from kernelcat.catalog.ring_model import Tiles
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cute import CuteSource
 from kernelcat.kernels.cute.common.matmul import (
@@ -32,6 +34,7 @@ from kernelcat.kernels.cute.common.matmul import (
     naive_us,
     sizes,
 )
+from kernelcat.reference.fp8_gemm import ENTRY
 from kernelcat.runtime.gpu import Gpu
 
 BLOCK = 128
@@ -206,22 +209,29 @@ def _wgmma_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     return Program((step,), workspaces)
 
 
+PROMOTION = 1.31
+"""Time of the tensor cores beside the promotion of sums, over that of CUDA's fastest order."""
+
+
 def _wgmma_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
+    """The cost model of persistent kernels."""
     cluster_m, cluster_n = _cluster_shape(config)
-    split_k = config["split_k"]
-    tiled_us = _tiled_us(
-        problem,
-        gpu,
-        waves=ceil(_num_tiles(problem, config) * split_k / gpu.sms),
-        block_m=config["block_m"],
-        block_n=config["block_n"],
-        loaded_rows=config["block_m"] / cluster_n + config["block_n"] / cluster_m,
-        depth=ceil(problem["K"] / BLOCK / split_k) * BLOCK,
-        # A tile that is stored through one buffer waits for each part of the tile.
-        tail_us=WAVE_LATENCY_US * (1.0 if config["whole_tile"] else 1.5),
-    )
-    reduce_us = WAVE_LATENCY_US if split_k > 1 else 0.0
-    return tiled_us * (0.98 if config["cluster"] > 1 else 1.0) + reduce_us
+    block_m, block_n, split_k = config["block_m"], config["block_n"], config["split_k"]
+    rows, cols = problem["M"], problem["N"]
+    if config["swap"]:
+        rows, cols = cols, rows
+    cluster = cluster_m * cluster_n
+    work = _num_tiles(problem, config) * split_k
+    waves = ceil(work / cluster / (gpu.sms // cluster)) / split_k
+    sums_us = ring_model.BITS_8.sums_us(split_k, block_m * min(block_n, cols))
+    tiles = Tiles(
+        rows, cols, problem["K"], block_m, block_n, cluster_m, cluster_n, work, waves,
+        max(waves, 1.0),
+    )  # fmt: skip
+    return ring_model.BITS_8.gemm_us(
+        tiles, gpu, problem["dtype"], ENTRY.bytes_moved(problem), slowdown=PROMOTION,
+        extra_us=sums_us,
+    )  # fmt: skip
 
 
 def _tiled_us(
