@@ -19,7 +19,6 @@ from kernelcat.kernels.cuda.flashmla.split import (
 )
 from kernelcat.kernels.cuda.flashmla.wgmma import (
     BLOCK,
-    START_US,
     TILE_US,
     illegal,
     launch_us,
@@ -27,6 +26,9 @@ from kernelcat.kernels.cuda.flashmla.wgmma import (
     unpromising_teams,
 )
 from kernelcat.runtime.gpu import Gpu
+
+START_US = 4.5
+"""Microseconds of a thread block to find its work, load the first queries and keys, and store."""
 
 SPACE = {
     "row_tiles": (2, 1, 4),

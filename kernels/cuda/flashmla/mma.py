@@ -44,9 +44,9 @@ FIXED_BYTES = 2048
 """Bytes of barriers, the schedule, and alignment."""
 MIN_STAGES, MAX_STAGES = 8, 16
 
-TILE_US = {False: 0.43, True: 0.5}
+TILE_US = {False: 0.435, True: 0.5}
 """Microseconds of a thread block for a KV tile in shared memory, by whether it is packed."""
-START_US = 5.0
+START_US = 3.5
 """Microseconds of a thread block to find its work and load its first KV tile, and to store."""
 
 SPACE = {"least": (4, 2, 8, 16), "combine": (False, True)}
@@ -175,7 +175,7 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     teams = ceil(cost / share)
     busy = min(1.0, teams * _team_blocks(problem) / gpu.sms)
     reads = times_read(problem, tile_rows)
-    bytes_us = copy_us(ENTRY.bytes_moved(problem) * reads, gpu, 0.9 * busy**0.5)
+    bytes_us = copy_us(ENTRY.bytes_moved(problem) * reads, gpu, 0.87 * busy**0.5)
     work_us = share * TILE_US[is_packed(problem)]
     total_us = LAUNCH_US + START_US + max(bytes_us, work_us)
     return total_us + merge_us(problem, tile_rows, teams, config["combine"], gpu, all_at_once=True)

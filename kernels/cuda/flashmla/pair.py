@@ -24,7 +24,6 @@ from kernelcat.kernels.cuda.flashmla.split import (
 )
 from kernelcat.kernels.cuda.flashmla.wgmma import (
     BLOCK,
-    START_US,
     THREADS,
     wgmma_map,
     why_no_wgmma,
@@ -40,10 +39,10 @@ SHARED_BYTES = 24 * BLOCK * 128 + BLOCK * 256 + BLOCK * 160 + 3072
 SCALE_BYTES = 3 * 16 * BLOCK
 """Bytes of the scales of packed rows."""
 
-TILE_US = {(1, False): 1.5, (2, False): 2.0, (1, True): 2.25, (2, True): 2.85}
+TILE_US = {(1, False): 1.86, (2, False): 2.35, (1, True): 2.25, (2, True): 2.85}
 """Microseconds of a cluster for a KV tile, by the number of warpgroups that have rows, and by
 whether it is packed."""
-ROW_TILE_US = 3.0
+ROW_TILE_US = 2.7
 """Microseconds of a cluster for the queries and results of a row tile."""
 
 SPACE = {"least": (1, 2, 4, 8), "combine": (False, True)}
@@ -151,7 +150,7 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     bytes_us = copy_us(ENTRY.bytes_moved(problem) * reads, gpu, 0.85)
     row_tiles = ceil(num_row_tiles(problem, tile_rows) / teams)  # of a cluster
     tile_us = TILE_US[_warpgroups(problem), is_packed(problem)]
-    work_us = START_US + ceil(items / teams) * tile_us + ROW_TILE_US * row_tiles
+    work_us = ceil(items / teams) * tile_us + ROW_TILE_US * row_tiles
     total_us = LAUNCH_US + max(bytes_us, work_us)
     return total_us + merge_us(problem, tile_rows, teams, config["combine"], gpu)
 

@@ -33,6 +33,9 @@ COMBINE_BLOCKS_PER_SM = {"combine": 2, "merge": 3}
 """Thread blocks of each second kernel, which keep enough loads in flight."""
 COMBINE_US = 4.0
 """Microseconds of the second kernel."""
+PARTIAL_ROW_US = 1e-3
+"""Microseconds to write a row's partial result and to read it in the second kernel. This and the
+kernels' times of a KV tile are fitted to 164 times on an H100 and an H200."""
 FEW_PARTS, MANY_PARTS_US = 8, 2.0
 """Parts of a row that a warp of `combine` adds up alone; microseconds of a thread block for 128
 columns of a row that has more."""
@@ -94,16 +97,32 @@ def merge_us(
     """
     row_tiles = max(num_row_tiles(problem, tile_rows), 1)
     longest = teams / row_tiles * context(problem) / max(mean_context(problem), 1)
-    if combine and not all_at_once:
-        many = min(row_tiles, teams // (2 * FEW_PARTS)) if longest > FEW_PARTS else 0
-        rounds = many * tile_rows * 4 / (gpu.sms * COMBINE_BLOCKS_PER_SM["combine"])
-        return COMBINE_US + MANY_PARTS_US * max(rounds - 1, 0)
+    rows_us = PARTIAL_ROW_US * _partial_rows(problem, tile_rows, teams)
     if combine:
-        return COMBINE_US
+        us = COMBINE_US + rows_us
+        if not all_at_once and longest > FEW_PARTS:
+            many = min(row_tiles, teams // (2 * FEW_PARTS))
+            rounds = many * tile_rows * 4 / (gpu.sms * COMBINE_BLOCKS_PER_SM["combine"])
+            us += MANY_PARTS_US * max(rounds - 1, 0)
+        return us
     parts = ceil(longest)
-    if mean_context(problem) < context(problem) or problem["max_q"] > 1:
-        parts = max(parts, 2)  # teams end within row tiles, which are not of one length
-    return PART_US * parts if parts > 1 else 0.0
+    if _is_uneven(problem):
+        parts = max(parts, 2)  # teams end within row tiles
+    return rows_us + PART_US * parts if parts > 1 else 0.0
+
+
+def _is_uneven(problem: Problem) -> bool:
+    """Whether row tiles see different numbers of tokens."""
+    return mean_context(problem) < context(problem) or problem["max_q"] > 1
+
+
+def _partial_rows(problem: Problem, tile_rows: int, teams: int) -> int:
+    """Rows of all partial results: each end of a team's work within a row tile makes two."""
+    row_tiles = max(num_row_tiles(problem, tile_rows), 1)
+    parts = min(2 * teams, teams + row_tiles)
+    if not _is_uneven(problem) and teams % row_tiles == 0:
+        parts = teams if teams > row_tiles else 0
+    return parts * min(tile_rows, max_rows(problem))
 
 
 def times_read(problem: Problem, tile_rows: int) -> int:

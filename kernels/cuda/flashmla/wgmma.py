@@ -48,10 +48,8 @@ THREADS = 384
 SHARED_BYTES = 28 * BLOCK * 2 * COLUMNS + 3072
 """Queries, two KV tiles, two tiles of weights; then barriers and alignment."""
 
-TILE_US = 1.65
+TILE_US = 1.73
 """Microseconds of a thread block for a KV tile."""
-START_US = 5.0
-"""Microseconds of a thread block to find its work and load the first queries and keys."""
 ROW_TILE_US = 3.0
 """Microseconds of a thread block for the queries and results of a row tile."""
 UNEVEN = 4
@@ -178,7 +176,7 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     row_tiles = ceil(num_row_tiles(problem, tile_rows) / teams)  # of a team
     if mean_context(problem) < context(problem):
         row_tiles = min(UNEVEN * row_tiles, ceil(items / teams))
-    work_us = START_US + ceil(items / teams) * TILE_US + ROW_TILE_US * row_tiles
+    work_us = ceil(items / teams) * TILE_US + ROW_TILE_US * row_tiles
     return launch_us(problem, config, gpu, work_us) + merge_us(
         problem, tile_rows, teams, config["combine"], gpu
     )
@@ -188,7 +186,7 @@ def launch_us(problem: Problem, config: Config, gpu: Gpu, work_us: float) -> flo
     """Microseconds of the launch whose busiest team takes ``work_us``, or the bytes' time."""
     bytes_us = copy_us(ENTRY.bytes_moved(problem), gpu, 0.85)
     # Tokens that are read again come from L2, which costs power, where it costs no time.
-    power_us = 0.05 * bytes_us * times_read(problem, BLOCK * config["row_tiles"])
+    power_us = 0.07 * bytes_us * times_read(problem, BLOCK * config["row_tiles"])
     return LAUNCH_US + max(bytes_us, work_us) + power_us + 0.1 * (config["cluster"] > 1)
 
 

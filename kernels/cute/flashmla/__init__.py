@@ -66,11 +66,11 @@ NAIVE = Implementation(
 SPLIT_ROWS = 16
 BYTES_IN_FLIGHT = 72 << 10
 """Bytes that an SM must have in flight to get its part of the memory bandwidth."""
-SPLIT_TOKEN_US = 0.025
+SPLIT_TOKEN_US = 0.0285
 """An SM's time for scores and values of a token for 16 rows, by four or eight warps."""
 WIDEN_TOKEN_US = 0.021
 """An SM's time to widen a token's float8 elements to 16 bits, in shared memory."""
-MIN_TILE_US = 1.2
+MIN_TILE_US = 1.29
 """Waits of a thread block at barriers and for copies, for a tile."""
 SPLITS = (1, 2, 4, 8, 16, 32, 64)
 
@@ -151,9 +151,9 @@ SPLIT = Implementation(
 # wgmma ------------------------------------------------------------------------------------------
 
 WGMMA_BLOCK = 64
-WGMMA_TILE_US = 1.7
-"""A tile of 64 rows and 64 tokens, at three quarters of the tensor cores' peak."""
-WGMMA_WIDEN_US = 0.3
+WGMMA_TILE_US = 2.1
+"""A tile of 64 rows and 64 tokens, at three fifths of the tensor cores' peak."""
+WGMMA_WIDEN_US = 1.07
 """What a tile of packed rows takes longer."""
 WGMMA_SPLITS = (1, 2, 3, 4, 6, 8, 11, 16, 22, 32, 44, 64)
 
