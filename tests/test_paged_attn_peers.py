@@ -163,3 +163,14 @@ def test_the_error_of_a_missing_peer_names_the_command_that_installs_it(
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingDependency, match=f"the peer {name} needs: pip install flash"):
         peer(name)
+
+
+def test_flashinfer_has_one_scratch_memory_for_all_copies_of_a_race() -> None:
+    from kernelcat.reference import _flashinfer
+
+    cpu = torch.device("cpu")
+    try:
+        assert _flashinfer.workspace(cpu) is _flashinfer.workspace(cpu)
+        assert _flashinfer.workspace(cpu).nbytes == 256 << 20
+    finally:
+        _flashinfer.workspace.cache_clear()

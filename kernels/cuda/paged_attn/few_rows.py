@@ -6,7 +6,7 @@ from math import ceil
 
 from kernelcat.catalog.implementation import Config
 from kernelcat.catalog.spec import Problem
-from kernelcat.kernels.cuda.common.paged_cache import context, num_slots
+from kernelcat.kernels.cuda.common.paged_cache import context, mean_context, num_slots
 from kernelcat.kernels.cuda.paged_attn.operands import group
 from kernelcat.runtime.gpu import Gpu
 
@@ -56,6 +56,12 @@ def passes(problem: Problem, config: Config) -> int:
     """Tiles of the busiest warp."""
     tiles = ceil(visible(problem) / config["tokens"])
     return ceil(tiles / (config["num_warps"] * config["cluster"]))
+
+
+def longest_waves(problem: Problem, waves: int) -> float:
+    """Waves of sequences with the mean length, counted in waves of the longest; at least one."""
+    longest = max(visible(problem), 1)
+    return max(1.0, waves * min(mean_context(problem), longest) / longest)
 
 
 def tile_us(problem: Problem, config: Config, blocks: int, gpu: Gpu) -> float:

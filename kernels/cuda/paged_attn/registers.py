@@ -13,6 +13,7 @@ from kernelcat.kernels.cuda.paged_attn import tma
 from kernelcat.kernels.cuda.paged_attn.few_rows import (
     SM_BANDWIDTH,
     TABLE_LOADS,
+    longest_waves,
     passes,
     row_tiles,
     tile_us,
@@ -128,7 +129,8 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     if config["cluster"] > 1:
         merge_us += CLUSTER_MERGE_US + BLOCK_MERGE_US * config["cluster"]
     stream_us = ENTRY.bytes_moved(problem) / rate * 1e6
-    return LAUNCH_US + waves * (LOOK_UP_US + pass_us + merge_us) + stream_us
+    waits_us = waves * (LOOK_UP_US + merge_us) + longest_waves(problem, waves) * pass_us
+    return LAUNCH_US + waits_us + stream_us
 
 
 IMPLEMENTATION = Implementation(

@@ -13,6 +13,7 @@ from kernelcat.kernels.cuda.paged_attn.few_rows import (
     NO_OVERLAP_US,
     SM_BANDWIDTH,
     TABLE_LOADS,
+    longest_waves,
     next_launch_fits,
     passes,
     row_tiles,
@@ -146,7 +147,8 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     merge_us = MERGE_US + (CLUSTER_MERGE_US if config["cluster"] > 1 else 0.0)
     dram = BANDWIDTH_EFFICIENCY * gpu.bandwidth
     rate = min(dram * (L2_TO_DRAM if is_ahead else 1.0), min(blocks, gpu.sms) * SM_BANDWIDTH)
-    waits_us = RELEASE_US + waves * (LOOK_UP_US + pass_us + merge_us)
+    waits_us = RELEASE_US + waves * (LOOK_UP_US + merge_us)
+    waits_us += longest_waves(problem, waves) * pass_us
     chain_us = waits_us + bytes_moved / rate * 1e6 + (0.0 if fits else NO_OVERLAP_US)
     if not is_ahead:
         return chain_us

@@ -233,3 +233,15 @@ def bandwidth_share(problem: Problem, config: Config, ctas: float) -> float:
     tile_efficiency = 1 - 64 / (64 + config["block_n"] * problem["head_dim"] // 2)
     tile_efficiency *= row_share(token_bytes(problem))
     return float(tile_efficiency * min(1.0, (bytes_in_flight / BYTES_IN_FLIGHT) ** 0.5))
+
+
+CTA_BANDWIDTH = 40e9
+"""Bytes a second that one thread block streams."""
+
+
+def longest_split_us(problem: Problem, splits: int) -> float:
+    """The time in which a thread block streams its part of a head of the longest sequence."""
+    tokens = problem["table_width"] * problem["page_size"]
+    if problem["window"]:
+        tokens = min(tokens, problem["window"] + problem["max_q"] - 1)
+    return float(tokens * 2 * token_bytes(problem) / splits / CTA_BANDWIDTH * 1e6)

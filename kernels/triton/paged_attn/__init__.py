@@ -231,6 +231,14 @@ def _bytes_us(problem: Problem, programs: int, gpu: Gpu) -> float:
     return ENTRY.bytes_moved(problem) / rate * 1e6
 
 
+def _longest_us(problem: Problem) -> float:
+    """The time in which one program streams a head of the longest sequence."""
+    tokens = problem["table_width"] * problem["page_size"]
+    if problem["window"]:
+        tokens = min(tokens, problem["window"] + problem["max_q"] - 1)
+    return float(tokens * 2 * row_bytes(problem) / PROGRAM_BANDWIDTH * 1e6)
+
+
 def _busy_us(problem: Problem, config: Config, row_tiles: int, programs: int, gpu: Gpu) -> float:
     """The time of products, softmax and decoding: every row tile reads all of its tokens."""
     rows, busy = max(_max_rows(problem), 1), min(programs, gpu.sms)
@@ -271,7 +279,7 @@ def _estimate_tiled(tma: bool, problem: Problem, config: Config, gpu: Gpu) -> fl
         work_us *= 1 + 0.25 * (ceil(waves) / waves - 1)
     if config["block_m"] >= 64 and not tma:
         work_us *= 1.1  # addresses of rows, which TMA works out
-    us = max(_bytes_us(problem, programs, gpu), work_us)
+    us = max(_bytes_us(problem, programs, gpu), _longest_us(problem), work_us)
     return cost_model.LAUNCH_US + us
 
 
