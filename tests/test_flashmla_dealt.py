@@ -193,4 +193,4 @@ def test_the_model_counts_what_rows_see_and_the_pages_there_are() -> None:
     chunk = latent(1, 3000, 128, 3000)
     assert 0.45 < estimate(chunk) / estimate(chunk, wgmma.IMPLEMENTATION) < 0.6
     full, half = latent(128, 1, 128, 4096), latent(128, 1, 128, 4096, pages=4096)
-    assert 0.45 < estimate(half) / estimate(full) < 0.6
+    assert 0.45 < estimate(half) / estimate(full) < 0.65

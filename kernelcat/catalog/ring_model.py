@@ -196,7 +196,7 @@ BITS_8 = RingModel(
     split_k_block=1.3,
     cluster_barrier_us=0.8,
     cluster_bytes_per_us=28e3,
-    last_sums_us=5.3,
+    last_sums_us=3.0,
     partial_bytes_per_us=45e3,
 )
 """Operands of 8 bits with block scales, fitted to 434 times of 15 random problems with 8 to 7,128
