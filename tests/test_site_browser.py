@@ -89,14 +89,14 @@ def test_clicks_sort_and_the_address_holds_the_state(page: Any) -> None:
 
 
 def test_a_filter_hides_rows_and_a_link_restores_it(page: Any) -> None:
-    page.get_by_role("searchbox").fill("fp8_gemm")
+    page.get_by_role("searchbox").fill("multicast_gemm")
     assert page.locator("#board tbody tr:visible").count() == 1
     address = page.url
     page.goto("about:blank")
     page.goto(address)
     assert page.locator("#board tbody tr:visible").count() == 1
-    page.get_by_role("link", name="fp8_gemm").click()
-    assert page.get_by_role("heading", level=1).text_content() == "fp8_gemm"
+    page.get_by_role("link", name="multicast_gemm").click()
+    assert page.get_by_role("heading", level=1).text_content() == "multicast_gemm"
     assert page.get_by_role("img").count() > 0
 
 
@@ -207,7 +207,7 @@ def test_the_served_site_filters_under_its_security_policy(browser: Any) -> None
         page = browser.new_page()
         try:
             page.goto(site.url)
-            page.get_by_role("searchbox").fill("fp8_gemm")
+            page.get_by_role("searchbox").fill("multicast_gemm")
             assert page.locator("#board tbody tr:visible").count() == 1
         finally:
             page.close()
