@@ -203,3 +203,6 @@ BITS_8 = RingModel(
 rows, screened on an H100: kernels of CUDA and CuTe differ from the model by 1.07. All their rows
 began at a line; the factors of others are those of 16 bits. Kernels whose promotion of sums slows
 the tensor cores have a ``slowdown``."""
+
+ONE_CONSUMER = 1.6
+"""Slowdown of float8 tiles of 64 rows: one warpgroup multiplies, and promotes sums in between."""

@@ -18,7 +18,7 @@ from kernelcat.catalog.implementation import (
     Program,
     Step,
 )
-from kernelcat.catalog.ring_model import ROW_BYTES, Tiles
+from kernelcat.catalog.ring_model import ROW_BYTES, RingModel, Tiles
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.runtime.gpu import Gpu
@@ -32,12 +32,6 @@ of the last wave."""
 
 MAX_WAVES_WITH_TAIL = 6
 NULL = Int64(0)
-
-_REDUCTION_US = 1.2
-"""Time until the thread block that arrives last sees the partial sums of the others."""
-
-_PARTIAL_BYTES = 20e9
-"""Bytes of partial sums that one SM writes and reads in a second."""
 
 
 def sizes(problem: Problem) -> tuple[Int32, Int32, Int32]:
@@ -166,13 +160,10 @@ class PersistentPlan(ABC):
             "counters": num_block_tiles * self.consumers_per_tile * 4,
         }
 
-    @property
-    def reduction_us(self) -> float:
-        """Time to add up the partial sums of split tiles."""
-        if self.num_split_tiles == 0:
-            return 0.0
-        tile_bytes = min(self.block_n, self.cols) * self.block_m * 4
-        return _REDUCTION_US + (1 + self.split_k) * tile_bytes / _PARTIAL_BYTES * 1e6
+    def sums_us(self, model: RingModel) -> float:
+        """Microseconds to add up the partial sums of split tiles."""
+        split_k = self.split_k if self.num_split_tiles else 1
+        return model.sums_us(split_k, self.block_m * min(self.block_n, self.cols))
 
     def ring_tiles(self, waves: float, stored: float) -> Tiles:
         """The tiles as the time model sees them; operands have 64 or 128 columns in a stage."""

@@ -182,19 +182,16 @@ def _unpromising_cluster(plan: Plan) -> str | None:
 _SLOWDOWN = {"turns": 1.27, "ahead": 1.0, "free": 1.2}
 """Time of the tensor cores beside promotions, over that of ``ahead``."""
 
-_ONE_CONSUMER = 1.6
-"""That time in tiles of 64 rows, whose one warpgroup multiplies or promotes."""
-
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     """Waves of tiles, each as long as its products or its operands take; or the memory's time."""
     plan = Plan.of(config, problem, gpu)
-    slowdown = _SLOWDOWN[plan.overlap] * (_ONE_CONSUMER if plan.num_consumers == 1 else 1.0)
-    split_k = plan.split_k if plan.num_split_tiles else 1
-    sums_us = ring_model.BITS_8.sums_us(split_k, plan.block_m * min(plan.block_n, plan.cols))
+    slowdown = _SLOWDOWN[plan.overlap] * (
+        ring_model.ONE_CONSUMER if plan.num_consumers == 1 else 1.0
+    )
     return ring_model.BITS_8.gemm_us(
         plan.ring_tiles(plan.waves, max(plan.waves, 1.0)), gpu, problem["dtype"],
-        ENTRY.bytes_moved(problem), slowdown=slowdown, extra_us=sums_us,
+        ENTRY.bytes_moved(problem), slowdown=slowdown, extra_us=plan.sums_us(ring_model.BITS_8),
     )  # fmt: skip
 
 

@@ -182,11 +182,9 @@ def _plan_us(plan: Plan, problem: Problem, gpu: Gpu) -> float:
     """Waves of tiles, each as long as its products or its operands take; or the memory's time."""
     residents = max(min(plan.num_work_items / plan.sms, plan.blocks_per_sm), 1)
     stored = 1.0 if plan.pingpong else max(plan.waves, 1.0)
-    split_k = plan.split_k if plan.num_split_tiles else 1
-    sums_us = ring_model.BITS_16.sums_us(split_k, plan.block_m * min(plan.block_n, plan.cols))
     return ring_model.BITS_16.gemm_us(
         plan.ring_tiles(plan.waves * residents, stored), gpu, problem["dtype"],
-        ENTRY.bytes_moved(problem), extra_us=sums_us,
+        ENTRY.bytes_moved(problem), extra_us=plan.sums_us(ring_model.BITS_16),
         slowdown=_FLAT_SHARED if plan.block_m == 64 and plan.cluster_size > 1 else 1.0,
     )  # fmt: skip
 

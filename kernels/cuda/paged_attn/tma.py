@@ -14,6 +14,7 @@ from kernelcat.kernels.cuda.paged_attn.few_rows import (
     NO_OVERLAP_US,
     SM_BANDWIDTH,
     next_launch_fits,
+    visible,
 )
 from kernelcat.kernels.cuda.paged_attn.operands import (
     BYTES_IN_FLIGHT,
@@ -24,7 +25,6 @@ from kernelcat.kernels.cuda.paged_attn.operands import (
     group,
     kind,
     params,
-    span,
     token_bytes,
     why_no_boxes,
 )
@@ -196,7 +196,7 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     share = row_share(config["heads"] * token_bytes(problem) // 2)
     rate = min(share * gpu.bandwidth * flow, min(blocks, gpu.sms) * SM_BANDWIDTH)
     stream_us = ENTRY.bytes_moved(problem) / (rate * tile_efficiency) * 1e6
-    longest_bytes = span(problem, problem["max_q"]) * config["heads"] * token_bytes(problem)
+    longest_bytes = visible(problem) * config["heads"] * token_bytes(problem)
     longest_us = longest_bytes / config["cluster"] / SM_BANDWIDTH * 1e6
     stream_us = max(stream_us, longest_us)  # no other thread block takes a part of it
     total_us = LAUNCH_US + MERGE_US * config["cluster"] + stream_us

@@ -211,8 +211,6 @@ def _wgmma_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
 
 PROMOTION = 1.31
 """Time of the tensor cores beside the promotion of sums, over that of CUDA's fastest order."""
-ONE_CONSUMER = 1.6
-"""That time in tiles of 64 rows, whose one warpgroup multiplies or promotes."""
 
 
 def _wgmma_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
@@ -230,7 +228,7 @@ def _wgmma_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
         rows, cols, problem["K"], block_m, block_n, cluster_m, cluster_n, work, waves,
         max(waves, 1.0),
     )  # fmt: skip
-    slowdown = PROMOTION * (ONE_CONSUMER if block_m == 64 else 1.0)
+    slowdown = PROMOTION * (ring_model.ONE_CONSUMER if block_m == 64 else 1.0)
     return ring_model.BITS_8.gemm_us(
         tiles, gpu, problem["dtype"], ENTRY.bytes_moved(problem), slowdown=slowdown,
         extra_us=sums_us,
