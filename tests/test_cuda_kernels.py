@@ -64,6 +64,18 @@ CORNERS = [
         *("sm_90a", "gemm", "wgmma", gemm(4097, 5000, 2056)),
         wgmma_config("256x160", cluster="1x2", swap=True),
     ),
+    # Three consumers, and widths that are no multiple of 32.
+    ("sm_90a", "gemm", "wgmma", gemm(775, 5120, 4096), wgmma_config("192x192")),
+    (
+        *("sm_90a", "gemm", "wgmma", gemm(775, 5120, 4096, activation="swiglu", residual=True)),
+        wgmma_config("192x144", swap=True, cluster="2x1"),
+    ),
+    (
+        *("sm_90a", "gemm", "wgmma", gemm(600, 4096, 4096)),
+        wgmma_config("192x176", cluster="1x2", split_k=2),
+    ),
+    ("sm_90a", "gemm", "wgmma", gemm(600, 4096, 4096), wgmma_config("256x144")),
+    ("sm_90a", "gemm", "wgmma", gemm(600, 4096, 4096), wgmma_config("128x208", cluster="2x1")),
     (
         "sm_90a",
         "gemm",

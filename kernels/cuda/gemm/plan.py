@@ -56,13 +56,15 @@ class Plan(PersistentPlan):
 
     @property
     def num_consumers(self) -> int:
-        """Warpgroups that multiply."""
+        """Warpgroups that multiply: of 192 rows each takes 64, of 128 and 256 half."""
+        if self.block_m == 192:
+            return 3
         return 2 if self.pingpong or self.block_m > 64 else 1
 
     @property
     def num_threads(self) -> int:
-        """Beside one consumer a warp loads, beside two a warpgroup."""
-        return 160 if self.num_consumers == 1 else 384
+        """Beside one consumer a warp loads, beside more a warpgroup."""
+        return 160 if self.num_consumers == 1 else 128 * (self.num_consumers + 1)
 
     @property
     def consumers_per_tile(self) -> int:
@@ -75,10 +77,14 @@ class Plan(PersistentPlan):
 
     @property
     def chunk(self) -> tuple[int, int]:
-        """Rows and columns of D that leave through shared memory at a time."""
+        """Rows and columns of D that leave through shared memory at a time.
+
+        Three consumers have narrower ones, which leaves room for a stage more.
+        """
+        limit = 64 if self.num_consumers < 3 else 32
         if self.swap:
-            return _widest(self.block_n), 64 // self.pair
-        return 64, _widest(self.block_n // self.pair)
+            return _widest(self.block_n, limit), 64 // self.pair
+        return 64, _widest(self.block_n // self.pair, limit)
 
     @property
     def group_m(self) -> int:
@@ -116,6 +122,7 @@ class Plan(PersistentPlan):
         return self.num_stages(gpu) * (self.stage_bytes + 16) + self.fixed_bytes
 
 
-def _widest(count: int) -> int:
-    """The widest of 64, 32 and 16 that divides ``count``, or 16."""
-    return next(cols for cols in (64, 32, 16) if count % cols == 0 or cols == 16)
+def _widest(count: int, limit: int) -> int:
+    """The widest of 64, 32 and 16 that divides ``count`` and is within ``limit``, or 16."""
+    fitting = (cols for cols in (64, 32) if count % cols == 0 and cols <= limit)
+    return next(fitting, 16)

@@ -38,8 +38,10 @@ cost model is less exact for skinny products, and these have few configurations.
 SPACE = {
     "tile": (
         *("64x16", "64x32", "64x48", "64x64", "64x96", "64x128", "64x192", "64x256"),
-        *("128x16", "128x32", "128x64", "128x96", "128x128", "128x160", "128x192", "128x224"),
-        *("128x256", "256x64", "256x96", "256x128", "256x160", "256x192"),
+        *("128x16", "128x32", "128x64", "128x96", "128x128", "128x144", "128x160", "128x176"),
+        *("128x192", "128x208", "128x224", "128x256"),
+        *("192x128", "192x144", "192x160", "192x176", "192x192"),
+        *("256x64", "256x96", "256x128", "256x144", "256x160", "256x176", "256x192"),
     ),
     "schedule": ("cooperative", "pingpong"),
     "swap": (False, True),
@@ -48,7 +50,8 @@ SPACE = {
 }
 """
 tile : BLOCK_M x BLOCK_N of Z = A @ B^T, or of Z^T where ``swap``
-schedule : two consumer warpgroups share a tile, or each computes a tile (ping-pong)
+schedule : consumer warpgroups share a tile, three one of 192 rows and two other large ones; or
+    each of two computes a tile (ping-pong)
 """
 
 
@@ -99,6 +102,10 @@ def _illegal_plan(plan: Plan, problem: Problem, gpu: Gpu) -> str | None:
 
 def illegal_tiles(plan: Plan, problem: Problem, gpu: Gpu) -> str | None:
     """What the kernel or the hardware cannot do with these tiles."""
+    if plan.pingpong and plan.block_m == 192:
+        return "tiles of 192 rows are shared by three consumers: there is no ping-pong of them"
+    if plan.num_consumers == 3 and plan.num_accumulators > 96:
+        return "ptxas compiles no wgmma of more than 200 columns for thread blocks of 512 threads"
     if plan.num_accumulators > ((96 if plan.swap else 128) if problem["residual"] else 192):
         return f"{plan.num_accumulators} accumulators a thread do not fit in registers"
     if plan.num_stages(gpu) < MIN_STAGES:

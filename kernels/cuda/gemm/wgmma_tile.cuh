@@ -9,9 +9,9 @@
 
 namespace kernelcat {
 
-// The widest of 64, 32 and 16 that divides `count`, or 16.
-__host__ __device__ constexpr int widest(int count) {
-  return count % 64 == 0 ? 64 : count % 32 == 0 ? 32 : 16;
+// The widest of 64, 32 and 16 that divides `count` and is within `limit`, or 16.
+__host__ __device__ constexpr int widest(int count, int limit) {
+  return count % 64 == 0 && limit >= 64 ? 64 : count % 32 == 0 ? 32 : 16;
 }
 
 // A tile is BLOCK_M x BLOCK_N of Z = A @ B^T; with kSwap it is one of Z^T, "A" is B, and "rows" are
@@ -37,20 +37,21 @@ struct WgmmaTile {
   static constexpr int kClusterM = kClusterM_, kClusterN = kClusterN_;
   static constexpr int kClusterSize = kClusterM * kClusterN;
 
-  static constexpr int kNumConsumers = kPingpong || BLOCK_M > 64 ? 2 : 1;
+  // Of 192 rows three consumers take 64 each.
+  static constexpr int kNumConsumers = BLOCK_M == 192 ? 3 : kPingpong || BLOCK_M > 64 ? 2 : 1;
   static constexpr int kConsumersPerTile = kPingpong ? 1 : kNumConsumers;
-  // Beside two consumers a whole warpgroup loads, because registers are reallocated between whole
+  // Beside more consumers a whole warpgroup loads, because registers are reallocated between whole
   // warpgroups. Beside one consumer a warp loads, which leaves room for a second thread block on
   // the SM, e.g. one of the next launch that begins early.
-  static constexpr bool kReallocate = kNumConsumers == 2;
+  static constexpr bool kReallocate = kNumConsumers > 1;
   static constexpr int kNumThreads =
       kWarpgroupThreads * kNumConsumers + (kReallocate ? kWarpgroupThreads : kWarpThreads);
   static constexpr int kBlocksPerSm = kReallocate ? 1 : 2;
   static constexpr int kRows = BLOCK_M / kConsumersPerTile;  // of a consumer
   static constexpr int kNumWgmmas = kRows / kWgmmaM;         // below each other
   static constexpr bool kManySums = kNumWgmmas * BLOCK_N > 256;
-  static constexpr int kProducerRegisters = kManySums ? 24 : 40;
-  static constexpr int kConsumerRegisters = kManySums ? 240 : 232;
+  static constexpr int kProducerRegisters = kManySums || kNumConsumers == 3 ? 24 : 40;
+  static constexpr int kConsumerRegisters = kNumConsumers == 3 ? 160 : kManySums ? 240 : 232;
 
   static constexpr int kTileBias = kSwap ? kRows : BLOCK_N;  // columns of Z of a consumer
 
@@ -60,10 +61,12 @@ struct WgmmaTile {
   static_assert(BLOCK_M / kClusterN % 8 == 0 && BLOCK_N / kClusterM % 8 == 0, "whole atoms");
 
   // D leaves in chunks of kChunkRows x kChunkCols, through two buffers of each consumer. A chunk is
-  // made of 64 rows and kChunkSums columns of the accumulators of one wgmma.
+  // made of 64 rows and kChunkSums columns of the accumulators of one wgmma. Three consumers have
+  // narrower chunks, which leaves room for a stage more.
   static constexpr int kPair = kPaired ? 2 : 1;
-  static constexpr int kChunkRows = kSwap ? widest(BLOCK_N) : kWgmmaM;
-  static constexpr int kChunkCols = kSwap ? kWgmmaM / kPair : widest(BLOCK_N / kPair);
+  static constexpr int kWidest = kNumConsumers == 3 ? 32 : 64;
+  static constexpr int kChunkRows = kSwap ? widest(BLOCK_N, kWidest) : kWgmmaM;
+  static constexpr int kChunkCols = kSwap ? kWgmmaM / kPair : widest(BLOCK_N / kPair, kWidest);
   static constexpr int kChunkSums = kSwap ? kChunkRows : kChunkCols * kPair;
   static constexpr int kChunkBytes = kChunkRows * kChunkCols * 2;
   static constexpr int kChunksPerWgmma = BLOCK_N / kChunkSums;
