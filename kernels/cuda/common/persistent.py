@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any, ClassVar
 
-from kernelcat.catalog.cost_model import LAUNCH_US, copy_us
+from kernelcat.catalog.cost_model import LAUNCH_US, copy_us, resident_clusters
 from kernelcat.catalog.implementation import (
     ConfigValue,
     Int32,
@@ -32,6 +32,13 @@ of the last wave."""
 
 MAX_WAVES_WITH_TAIL = 6
 NULL = Int64(0)
+
+
+def loaded_rows(rows: int, sharers: int) -> int:
+    """Rows that a thread block loads of ``rows`` that ``sharers`` need; see num_loaders() in
+    operand_ring.cuh."""
+    loaders = next(n for n in range(sharers, 0, -1) if rows % (8 * n) == 0)
+    return rows // loaders
 
 
 def sizes(problem: Problem) -> tuple[Int32, Int32, Int32]:
@@ -116,7 +123,7 @@ class PersistentPlan(ABC):
     @property
     def num_clusters(self) -> int:
         """Clusters that run at a time."""
-        return self.sms * self.blocks_per_sm // self.cluster_size
+        return resident_clusters(self.sms * self.blocks_per_sm, self.cluster_size)
 
     @property
     def num_tiles(self) -> int:
@@ -144,6 +151,11 @@ class PersistentPlan(ABC):
         return self.num_tiles - splits + splits * self.split_k
 
     @property
+    def num_thread_blocks(self) -> int:
+        """Thread blocks that would have work if all ran at once."""
+        return self.num_work_items * self.cluster_size
+
+    @property
     def waves(self) -> float:
         """Time of the busiest cluster in whole tiles; a split counts as a part of a tile."""
         clusters, splits = self.num_clusters, self.num_split_tiles
@@ -169,7 +181,7 @@ class PersistentPlan(ABC):
         """The tiles as the time model sees them; operands have 64 or 128 columns in a stage."""
         return Tiles(
             self.rows, self.cols, self.k * ROW_BYTES // self.block_k, self.block_m, self.block_n,
-            self.cluster_m, self.cluster_n, self.num_work_items * self.cluster_size, waves, stored,
+            self.cluster_m, self.cluster_n, self.num_thread_blocks, waves, stored,
         )  # fmt: skip
 
 

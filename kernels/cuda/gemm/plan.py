@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from math import ceil
 
@@ -114,7 +115,7 @@ class Plan(PersistentPlan):
         A thread block that is alone on its SM takes all shared memory: a grid of few thread blocks
         then draws as much from memory as their SMs can take.
         """
-        residents = self.blocks_per_sm if self.num_work_items > self.sms else 1
+        residents = self.blocks_per_sm if self.num_thread_blocks > self.sms else 1
         budget = (gpu.shared_bytes + KB) // residents - KB
         return min((budget - self.fixed_bytes) // (self.stage_bytes + 16), MAX_STAGES)
 
@@ -123,6 +124,8 @@ class Plan(PersistentPlan):
 
 
 def _widest(count: int, limit: int) -> int:
-    """The widest of 64, 32 and 16 that divides ``count`` and is within ``limit``, or 16."""
-    fitting = (cols for cols in (64, 32) if count % cols == 0 and cols <= limit)
-    return next(fitting, 16)
+    """The widest of 64, 32 and 16 that divides ``count`` and is within ``limit``; of other
+    multiples of 8 the widest part within ``limit`` that is one, too."""
+    powers = (width for width in (64, 32, 16) if count % width == 0 and width <= limit)
+    parts = (count // n for n in itertools.count(ceil(count / limit)) if count % (8 * n) == 0)
+    return next(itertools.chain(powers, parts))

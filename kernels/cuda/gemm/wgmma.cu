@@ -12,7 +12,8 @@
 // named 1 + c | threads of consumer c (128)          | consumer c  | its chunks, bias and is_last
 // cluster     | all threads, at start and end        | all threads | all mbarriers, see below
 //
-// The warps that read a stage are those of a tile's consumers in all thread blocks of the cluster.
+// The warps that arrive at empty[s] are those of a tile's consumers in the thread blocks that this
+// one loads for: those of its row and of its column in the cluster.
 // A turn, of kPingpong only, begins when the other consumer has started all wgmmas of its tile. The
 // cluster barrier separates the initialisation of mbarriers from their first use, and the last
 // arrival from another thread block from the end of this one.
@@ -27,9 +28,9 @@
 namespace kernelcat {
 
 // Starts the product of the first kDepth columns of the next stage, and releases the previous stage
-// when its product has completed.
+// when its product has completed. `rank` is the thread block's in its cluster.
 template <typename Config, int kDepth>
-__device__ __forceinline__ void multiply_k_block(WgmmaShared<Config>& shared,
+__device__ __forceinline__ void multiply_k_block(WgmmaShared<Config>& shared, int rank,
                                                  PipelineState<Config::kNumStages>& position,
                                                  typename Config::Accumulators& sums, uint64_t a,
                                                  uint64_t b, int& previous, bool is_first) {
@@ -40,7 +41,7 @@ __device__ __forceinline__ void multiply_k_block(WgmmaShared<Config>& shared,
       !is_first);
   if (!is_first) {
     wgmma_wait<1>();
-    release_stage<Config::kClusterSize>(shared.empty[previous]);
+    release_stage<Config::kClusterM, Config::kClusterN>(shared.empty[previous], rank);
   }
   previous = stage;
   position.advance();
@@ -48,7 +49,7 @@ __device__ __forceinline__ void multiply_k_block(WgmmaShared<Config>& shared,
 
 // Multiplies one work item of `num_k` k-blocks.
 template <typename Config>
-__device__ __forceinline__ void accumulate(WgmmaShared<Config>& shared,
+__device__ __forceinline__ void accumulate(WgmmaShared<Config>& shared, int rank,
                                            PipelineState<Config::kNumStages>& position,
                                            typename Config::Accumulators& sums, int consumer,
                                            int num_k) {
@@ -59,16 +60,16 @@ __device__ __forceinline__ void accumulate(WgmmaShared<Config>& shared,
   constexpr bool kRagged = Config::kLastDepth < BLOCK_K;
   int previous = 0;
   for (int k_block = 0; k_block < num_k - kRagged; ++k_block) {
-    multiply_k_block<Config, BLOCK_K>(shared, position, sums, a, b, previous, k_block == 0);
+    multiply_k_block<Config, BLOCK_K>(shared, rank, position, sums, a, b, previous, k_block == 0);
   }
   if (kRagged) {
-    multiply_k_block<Config, Config::kLastDepth>(shared, position, sums, a, b, previous,
+    multiply_k_block<Config, Config::kLastDepth>(shared, rank, position, sums, a, b, previous,
                                                  num_k == 1);
   }
   if (Config::kPingpong && lane_index() == 0) shared.turn[1 - consumer].arrive();
   wgmma_wait<0>();
   pin(sums);
-  release_stage<Config::kClusterSize>(shared.empty[previous]);
+  release_stage<Config::kClusterM, Config::kClusterN>(shared.empty[previous], rank);
 }
 
 // The bias of a consumer's tile. The constructor loads it into registers before the tile is
@@ -132,7 +133,7 @@ __device__ __forceinline__ void consume(WgmmaShared<Config>& shared,
     TileBias<typename Config::T, Config::kTileBias> bias(output.bias, Config::kSwap ? row : col,
                                                          output.n);
     typename Config::Accumulators sums;
-    accumulate<Config>(shared, position, sums, consumer, num_k);
+    accumulate<Config>(shared, schedule.rank, position, sums, consumer, num_k);
     bias.store(shared_bias);
     if constexpr (Config::kSplit) {
       const int slot =
@@ -187,7 +188,7 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kBlocksPerSm)
     if (kTmaStore) prefetch_map(map_d);
     for (Barrier& barrier : shared.full) barrier.init(1);
     for (Barrier& barrier : shared.empty) {
-      barrier.init(Config::kClusterSize * Config::kConsumersPerTile * 4);
+      barrier.init(Config::kNumSharers * Config::kConsumersPerTile * 4);
     }
     for (Barrier& barrier : shared.turn) barrier.init(4);
     fence_barrier_init();

@@ -14,6 +14,7 @@ from kernelcat.kernels.cuda.common.persistent import (
     SPLITS,
     illegal_split,
     launch,
+    loaded_rows,
     unpromising_split,
 )
 from kernelcat.kernels.cuda.gemm.operands import (
@@ -31,13 +32,17 @@ MIN_STAGES = 3
 MAX_SWAPPED_WAVES = 0.95
 """Waves of large swapped tiles over those of the same tiles unswapped, above which no tile is
 swapped."""
+MAX_CLUSTER_WAVES = 2
+"""Waves of tiles up to which clusters of more than two thread blocks are tried: many tiles share
+operands in L2."""
 SLACK = {False: 1.15, True: 1.5}
 """``is_skinny`` -> the estimate of the slowest configuration that is tried over the best one's. The
 cost model is less exact for skinny products, and these have few configurations."""
 
 SPACE = {
     "tile": (
-        *("64x16", "64x32", "64x48", "64x64", "64x96", "64x128", "64x192", "64x256"),
+        *("64x16", "64x32", "64x40", "64x48", "64x56", "64x64", "64x72", "64x80", "64x96"),
+        *("64x112", "64x128", "64x144", "64x192", "64x256"),
         *("128x16", "128x32", "128x64", "128x96", "128x128", "128x144", "128x160", "128x176"),
         *("128x192", "128x208", "128x224", "128x256"),
         *("192x128", "192x144", "192x160", "192x176", "192x192"),
@@ -45,7 +50,7 @@ SPACE = {
     ),
     "schedule": ("cooperative", "pingpong"),
     "swap": (False, True),
-    "cluster": CLUSTERS,
+    "cluster": (*CLUSTERS, "2x2", "4x1", "1x4", "4x2", "2x4"),
     "split_k": SPLITS,
 }
 """
@@ -62,8 +67,8 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
         return Program(())
     columns, (chunk_rows, chunk_cols) = d_cols(problem), plan.chunk
     a, b = ("b", "a") if plan.swap else ("a", "b")
-    map_a = operand_map(a, problem, plan.rows, plan.block_m // plan.cluster_n)
-    map_b = operand_map(b, problem, plan.cols, plan.block_n // plan.cluster_m)
+    map_a = operand_map(a, problem, plan.rows, loaded_rows(plan.block_m, plan.cluster_n))
+    map_b = operand_map(b, problem, plan.cols, loaded_rows(plan.block_n, plan.cluster_m))
     by_tma = columns % 8 == 0
     map_d = (
         TensorMap(
@@ -115,6 +120,8 @@ def illegal_tiles(plan: Plan, problem: Problem, gpu: Gpu) -> str | None:
             f"{plan.block_n} columns of Z make {plan.block_n // plan.pair} of D, which must be a "
             "multiple of 16"
         )
+    if plan.swap and plan.pair == 2 and plan.block_n % 16:
+        return f"{plan.block_n} rows of pairs are no multiple of 16"
     return None
 
 
@@ -126,6 +133,8 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 def _unpromising_tile(plan: Plan, config: Config) -> str | None:
     """Tiles that cannot win, and choices that come to the same."""
     block_m, block_n = plan.block_m, plan.block_n
+    if plan.cluster_size > 2:
+        return _unpromising_cluster(plan, config)
     if plan.is_skinny:
         narrowest = min(n for n in (16, 32, 48, 64, 96, 128) if n >= plan.cols)
         if block_n != narrowest:
@@ -143,6 +152,25 @@ def _unpromising_tile(plan: Plan, config: Config) -> str | None:
     elif block_m >= 2 * plan.rows or block_n >= 2 * plan.cols > 64:
         return f"tiles of {block_m} x {block_n} are mostly empty"
     elif plan.cluster_size > 1 and (plan.cluster_n > 1) != (block_m > block_n):
+        return "a cluster should share the operand of which a tile needs more"
+    return None
+
+
+def _unpromising_cluster(plan: Plan, config: Config) -> str | None:
+    """As above, of clusters of four and eight thread blocks: few tiles, which share much."""
+    block_m, block_n = plan.block_m, plan.block_n
+    is_alone = plan.num_thread_blocks <= plan.sms
+    if plan.split_k > 1 or plan.waves > MAX_CLUSTER_WAVES:
+        return f"clusters of {plan.cluster_size} are for few tiles that are not split"
+    if (plan.cluster_m - 1) * block_m >= plan.rows or (plan.cluster_n - 1) * block_n >= plan.cols:
+        return "thread blocks of the cluster have no tile"
+    if plan.rows <= 64:
+        return f"M={plan.rows} rows fill wgmma's 64 rows only when operands are swapped"
+    if plan.pingpong != (block_m == 64 and not is_alone) and block_m != 128:
+        return f"{config['schedule']} tiles of {block_m} rows leave the tensor cores waiting"
+    if block_n < 40 or (block_n % 16 and block_m > 64):
+        return f"tiles of {block_m} x {block_n} read operands too often"
+    if min(plan.cluster_m, plan.cluster_n) == 1 and (plan.cluster_n > 1) != (block_m > block_n):
         return "a cluster should share the operand of which a tile needs more"
     return None
 

@@ -9,18 +9,24 @@
 
 namespace kernelcat {
 
-// The widest of 64, 32 and 16 that divides `count` and is within `limit`, or 16.
+// The widest of 64, 32 and 16 that divides `count` and is within `limit`; of other multiples of 8
+// the widest part within `limit` that is one, too.
 __host__ __device__ constexpr int widest(int count, int limit) {
-  return count % 64 == 0 && limit >= 64 ? 64 : count % 32 == 0 ? 32 : 16;
+  for (int width = 64; width >= 16; width /= 2) {
+    if (count % width == 0 && width <= limit) return width;
+  }
+  int parts = ceil_div(count, limit);
+  while (count % (8 * parts) != 0) ++parts;
+  return count / parts;
 }
 
 // A tile is BLOCK_M x BLOCK_N of Z = A @ B^T; with kSwap it is one of Z^T, "A" is B, and "rows" are
 // columns of Z. The operand with more rows then fills the 64 rows of wgmma.
 //
 // The consumers share a tile, or with kPingpong each computes a tile: one multiplies while the
-// other stores. The thread blocks of a cluster have tiles below (kClusterM) or beside (kClusterN)
-// each other, and multicast the operand that these share. With kSplit some tiles are computed in
-// splits of their k range. Only the first kLastDepth columns of the last k-block are multiplied;
+// other stores. The tiles of a cluster lie in kClusterM rows of kClusterN tiles: its thread blocks
+// multicast A to those of their row and B to those of their column. With kSplit some tiles are
+// computed in splits of their k range. Only the first kLastDepth columns of the last k-block are multiplied;
 // the others are zero.
 template <typename T_, int BLOCK_M_, int BLOCK_N_, int kNumStages_, bool kPingpong_, bool kSwap_,
           int kClusterM_, int kClusterN_, bool kSplit_, bool kTmaStore_, Activation kActivation,
@@ -36,6 +42,8 @@ struct WgmmaTile {
   static constexpr bool kResidual = kResidual_, kPaired = Output::kPaired;
   static constexpr int kClusterM = kClusterM_, kClusterN = kClusterN_;
   static constexpr int kClusterSize = kClusterM * kClusterN;
+  // Thread blocks in the row and the column of one: it shares an operand with them.
+  static constexpr int kNumSharers = kClusterM + kClusterN - 1;
 
   // Of 192 rows three consumers take 64 each.
   static constexpr int kNumConsumers = BLOCK_M == 192 ? 3 : kPingpong || BLOCK_M > 64 ? 2 : 1;
@@ -57,8 +65,7 @@ struct WgmmaTile {
 
   static constexpr int kStageBytesA = BLOCK_M * kRowBytes;
   static constexpr int kStageBytes = kStageBytesA + BLOCK_N * kRowBytes;
-  static_assert(kClusterM == 1 || kClusterN == 1, "one operand is shared, or none");
-  static_assert(BLOCK_M / kClusterN % 8 == 0 && BLOCK_N / kClusterM % 8 == 0, "whole atoms");
+  static_assert(BLOCK_M % 8 == 0 && BLOCK_N % 8 == 0, "whole atoms");
 
   // D leaves in chunks of kChunkRows x kChunkCols, through two buffers of each consumer. A chunk is
   // made of 64 rows and kChunkSums columns of the accumulators of one wgmma. Three consumers have

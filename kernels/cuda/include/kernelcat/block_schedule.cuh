@@ -6,9 +6,9 @@
 
 namespace kernelcat {
 
-// The work of a thread block: its tile of every cluster tile that its cluster computes. The thread
-// blocks of a cluster have tiles below (kClusterM) or beside (kClusterN) each other. With kSwap
-// what is tiled is the transpose of an m x n product.
+// The work of a thread block: its tile of every cluster tile that its cluster computes. The tiles of
+// a cluster's thread blocks lie in kClusterM rows of kClusterN tiles, numbered row after row. With
+// kSwap what is tiled is the transpose of an m x n product.
 template <typename Config>
 struct BlockSchedule {
   WorkList list;  // of cluster tiles
@@ -34,12 +34,21 @@ struct BlockSchedule {
     return list.at<Config::kSplit>(index);
   }
 
+  // The row and the column of the thread block's tile among the cluster's tiles.
+  __device__ __forceinline__ int cluster_row() const {
+    return Config::kClusterM > 1 ? rank / Config::kClusterN : 0;
+  }
+  __device__ __forceinline__ int cluster_col() const {
+    if (Config::kClusterN == 1) return 0;
+    return Config::kClusterM > 1 ? rank % Config::kClusterN : rank;
+  }
+
   // The first row and column of the thread block's tile in a cluster tile.
   __device__ __forceinline__ int row_of(Tile tile) const {
-    return (tile.m * Config::kClusterM + (Config::kClusterM > 1 ? rank : 0)) * Config::BLOCK_M;
+    return (tile.m * Config::kClusterM + cluster_row()) * Config::BLOCK_M;
   }
   __device__ __forceinline__ int col_of(Tile tile) const {
-    return (tile.n * Config::kClusterN + (Config::kClusterN > 1 ? rank : 0)) * Config::BLOCK_N;
+    return (tile.n * Config::kClusterN + cluster_col()) * Config::BLOCK_N;
   }
 
   // Calls `function(work, row, col)` for each work item, with the first row and column of the

@@ -8,18 +8,33 @@
 
 namespace kernelcat {
 
+// How many of `sharers` thread blocks load a part of `rows` rows that all of them need: the most for
+// which parts are equal and whole atoms of 8 rows.
+__host__ __device__ constexpr int num_loaders(int rows, int sharers) {
+  while (rows % (8 * sharers) != 0) --sharers;
+  return sharers;
+}
+
 // Starts to load kRows rows of an operand, from column `x` and row `y` on. Where kSharers thread
-// blocks of the cluster need the same rows, each loads its part and multicasts the part to all.
+// blocks of the cluster need the same rows, they load a part each, the last of them perhaps none,
+// and multicast the part to all. This one has number `part` among them; `sharers` has their bits.
 template <int kRows, int kSharers>
 __device__ __forceinline__ void load_operand(uint8_t* stage, const TensorMap& map, int x, int y,
-                                             int rank, Barrier& full) {
+                                             int part, uint16_t sharers, Barrier& full) {
   if constexpr (kSharers == 1) {
     tensor_load(stage, map, x, y, full, kDefaultPolicy);
   } else {
-    const int first = rank * (kRows / kSharers);
-    tensor_load_multicast(stage + first * kRowBytes, map, x, y + first, full, (1 << kSharers) - 1,
+    constexpr int kLoaders = num_loaders(kRows, kSharers);
+    if (kLoaders < kSharers && part >= kLoaders) return;
+    const int first = part * (kRows / kLoaders);
+    tensor_load_multicast(stage + first * kRowBytes, map, x, y + first, full, sharers,
                           kDefaultPolicy);
   }
+}
+
+// The bits of the first thread block in each row of a cluster of rows x cols.
+__host__ __device__ constexpr int first_column(int rows, int cols) {
+  return rows == 0 ? 0 : 1 | first_column(rows - 1, cols) << cols;
 }
 
 // The producer; runs in one thread. `shared` has kNumStages of `stages` (A's rows, then B's) and of
@@ -28,6 +43,11 @@ template <typename Config, typename Shared>
 __device__ __forceinline__ void produce_operands(Shared& shared,
                                                  const BlockSchedule<Config>& schedule,
                                                  const TensorMap& map_a, const TensorMap& map_b) {
+  constexpr int kRow = (1 << Config::kClusterN) - 1;
+  constexpr int kColumn = first_column(Config::kClusterM, Config::kClusterN);
+  const int cluster_row = schedule.cluster_row(), cluster_col = schedule.cluster_col();
+  const uint16_t row_sharers = kRow << cluster_row * Config::kClusterN;
+  const uint16_t col_sharers = kColumn << cluster_col;
   PipelineState<Config::kNumStages> position;
   schedule.for_each([&](const WorkItem& work, int row, int col) {
     for (int k_block = work.k_begin; k_block < work.k_end; ++k_block) {
@@ -35,10 +55,11 @@ __device__ __forceinline__ void produce_operands(Shared& shared,
       Barrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase ^ 1);
       full.arrive_expect(Config::kStageBytes);
-      load_operand<Config::BLOCK_M, Config::kClusterN>(stage, map_a, k_block * Config::BLOCK_K, row,
-                                                       schedule.rank, full);
-      load_operand<Config::BLOCK_N, Config::kClusterM>(
-          stage + Config::kStageBytesA, map_b, k_block * Config::BLOCK_K, col, schedule.rank, full);
+      const int k = k_block * Config::BLOCK_K;
+      load_operand<Config::BLOCK_M, Config::kClusterN>(stage, map_a, k, row, cluster_col,
+                                                       row_sharers, full);
+      load_operand<Config::BLOCK_N, Config::kClusterM>(stage + Config::kStageBytesA, map_b, k, col,
+                                                       cluster_row, col_sharers, full);
       position.advance();
     }
   });

@@ -18,6 +18,21 @@ __device__ __forceinline__ void release_stage(Barrier& empty) {
   }
 }
 
+// The same where the thread blocks form rows and columns, and load only for those of their own row
+// and column: the warp arrives at the empty barriers of these. `rank` is that of the warp's own
+// thread block.
+template <int kClusterM, int kClusterN>
+__device__ __forceinline__ void release_stage(Barrier& empty, int rank) {
+  if constexpr (kClusterM == 1 || kClusterN == 1) {
+    release_stage<kClusterM * kClusterN>(empty);
+  } else {
+    const int row = rank / kClusterN, col = rank % kClusterN, lane = lane_index();
+    const int other_row = lane - kClusterN + (lane - kClusterN >= row);
+    const int cta = lane < kClusterN ? row * kClusterN + lane : other_row * kClusterN + col;
+    if (lane < kClusterM + kClusterN - 1) arrive_remote(empty, cta);
+  }
+}
+
 // After ordinary loads have read the stage, which only this thread block's producer fills. Without
 // the fence the arrival could overtake loads in flight, and TMA overwrite what they read.
 __device__ __forceinline__ void release_stage_after_loads(Barrier& empty) {
