@@ -121,7 +121,7 @@ def ring_copy_us(
     )  # fmt: skip
 
 
-CLUSTER_FIT = {1: 1.0, 2: 1.0, 3: 0.89, 4: 0.91, 5: 0.84, 6: 0.78, 8: 0.85}
+CLUSTER_FIT = {1: 1.0, 2: 1.0, 3: 0.89, 4: 0.9, 5: 0.84, 6: 0.78, 8: 0.84}
 """Thread blocks of a cluster -> share of the SMs that clusters of this size fill: a cluster runs in
 one GPC, and some GPCs have an odd number of SMs."""
 

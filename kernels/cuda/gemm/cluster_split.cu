@@ -108,8 +108,7 @@ __device__ __forceinline__ void consume_split(ClusterSplitShared<Config>& shared
                                                       output.n);
   PipelineState<Config::kNumStages> position;
   typename Config::Accumulators sums;
-  accumulate<Config>(shared, schedule.rank, position, sums, consumer,
-                     work.k_end - work.k_begin);
+  accumulate<Config>(shared, schedule.rank, position, sums, consumer, work.k_end - work.k_begin);
   cluster_arrive_relaxed();
   bias.store(shared_bias);
   cluster_wait();

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from math import ceil
 
 from kernelcat.catalog.implementation import Config
 from kernelcat.catalog.spec import Problem
-from kernelcat.kernels.cuda.common.persistent import PersistentPlan
+from kernelcat.kernels.cuda.common.persistent import PersistentPlan, clusters_at_once
 from kernelcat.kernels.cuda.gemm.operands import BLOCK_K
 from kernelcat.runtime.gpu import KB, Gpu
 
@@ -54,6 +53,11 @@ class Plan(PersistentPlan):
     def blocks_per_sm(self) -> int:
         """Thread blocks with one consumer are small enough for two on an SM."""
         return 2 if self.num_consumers == 1 else 1
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether all thread blocks run at once with an SM for each."""
+        return self.num_work_items <= clusters_at_once(self.sms, self.cluster_size)
 
     @property
     def num_consumers(self) -> int:
@@ -115,7 +119,7 @@ class Plan(PersistentPlan):
         A thread block that is alone on its SM takes all shared memory: a grid of few thread blocks
         then draws as much from memory as their SMs can take.
         """
-        residents = self.blocks_per_sm if self.num_thread_blocks > self.sms else 1
+        residents = 1 if self.is_alone else self.blocks_per_sm
         budget = (gpu.shared_bytes + KB) // residents - KB
         return min((budget - self.fixed_bytes) // (self.stage_bytes + 16), MAX_STAGES)
 
@@ -125,7 +129,7 @@ class Plan(PersistentPlan):
 
 def _widest(count: int, limit: int) -> int:
     """The widest of 64, 32 and 16 that divides ``count`` and is within ``limit``; of other
-    multiples of 8 the widest part within ``limit`` that is one, too."""
-    powers = (width for width in (64, 32, 16) if count % width == 0 and width <= limit)
-    parts = (count // n for n in itertools.count(ceil(count / limit)) if count % (8 * n) == 0)
-    return next(itertools.chain(powers, parts))
+    multiples of 8 the widest part within ``limit`` that is one, too; else 8."""
+    powers = [width for width in (64, 32, 16) if count % width == 0 and width <= limit]
+    parts = [width for width in range(limit, 0, -8) if count % width == 0]
+    return next(iter([*powers, *parts]), 8)

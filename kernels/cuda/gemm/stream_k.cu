@@ -32,8 +32,7 @@ __device__ __forceinline__ void consume_streamed(WgmmaShared<Config>& shared,
     TileBias<typename Config::T, Config::kTileBias> bias(output.bias, Config::kSwap ? row : col,
                                                          output.n);
     typename Config::Accumulators sums;
-    accumulate<Config>(shared, schedule.rank, position, sums, consumer,
-                       work.k_end - work.k_begin);
+    accumulate<Config>(shared, schedule.rank, position, sums, consumer, work.k_end - work.k_begin);
     bias.store(shared_bias);
     if (work.split_tile >= 0) {
       const int rows_left = max(num_rows - row - warp_index() % 4 * 16, 0);

@@ -26,8 +26,8 @@ __host__ __device__ constexpr int widest(int count, int limit) {
 // The consumers share a tile, or with kPingpong each computes a tile: one multiplies while the
 // other stores. The tiles of a cluster lie in kClusterM rows of kClusterN tiles: its thread blocks
 // multicast A to those of their row and B to those of their column. With kSplit some tiles are
-// computed in splits of their k range. Only the first kLastDepth columns of the last k-block are multiplied;
-// the others are zero.
+// computed in splits of their k range. Only the first kLastDepth columns of the last k-block are
+// multiplied; the others are zero.
 template <typename T_, int BLOCK_M_, int BLOCK_N_, int kNumStages_, bool kPingpong_, bool kSwap_,
           int kClusterM_, int kClusterN_, bool kSplit_, bool kTmaStore_, Activation kActivation,
           bool kResidual_, int kLastDepth_>

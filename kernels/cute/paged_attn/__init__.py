@@ -133,7 +133,7 @@ def _split_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
         partial_rows = 8 * ctas * min(rows, block_m)
         merge_us = WAVE_LATENCY_US + partial_rows * problem["head_dim"] / gpu.bandwidth * 1e6
     steady_us = max(copy_us(moved, gpu, bandwidth), math_us)
-    longest_us = longest_split_us(problem, config["splits"])
+    longest_us = longest_split_us(problem, config)
     return max(steady_us / busy, longest_us) + waves * WAVE_LATENCY_US + merge_us
 
 
@@ -233,7 +233,7 @@ def _cluster_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     share = bandwidth_share(problem, config, ctas / gpu.sms)
     share *= ALONE if ctas <= gpu.sms else 1.0
     rate = min(gpu.bandwidth * share, min(ctas, gpu.sms) * SM_BANDWIDTH)
-    stream_us = max(ENTRY.bytes_moved(problem) / rate * 1e6, longest_split_us(problem, splits))
+    stream_us = max(ENTRY.bytes_moved(problem) / rate * 1e6, longest_split_us(problem, config))
     return LAUNCH_US + WAVE_LATENCY_US + stream_us
 
 

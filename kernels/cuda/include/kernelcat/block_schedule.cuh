@@ -6,9 +6,9 @@
 
 namespace kernelcat {
 
-// The work of a thread block: its tile of every cluster tile that its cluster computes. The tiles of
-// a cluster's thread blocks lie in kClusterM rows of kClusterN tiles, numbered row after row. With
-// kSwap what is tiled is the transpose of an m x n product.
+// The work of a thread block: its tile of every cluster tile that its cluster computes. The tiles
+// of a cluster's thread blocks lie in kClusterM rows of kClusterN tiles, numbered row after row.
+// With kSwap what is tiled is the transpose of an m x n product.
 template <typename Config>
 struct BlockSchedule {
   WorkList list;  // of cluster tiles

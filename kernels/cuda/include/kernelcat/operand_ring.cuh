@@ -8,8 +8,8 @@
 
 namespace kernelcat {
 
-// How many of `sharers` thread blocks load a part of `rows` rows that all of them need: the most for
-// which parts are equal and whole atoms of 8 rows.
+// How many of `sharers` thread blocks load a part of `rows` rows that all of them need: the most
+// for which parts are equal and whole atoms of 8 rows.
 __host__ __device__ constexpr int num_loaders(int rows, int sharers) {
   while (rows % (8 * sharers) != 0) --sharers;
   return sharers;

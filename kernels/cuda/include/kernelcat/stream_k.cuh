@@ -45,6 +45,9 @@ struct BlockSchedule<StreamTile<Tile>> {
             group_m};
   }
 
+  static __device__ __forceinline__ int cluster_row() { return 0; }
+  static __device__ __forceinline__ int cluster_col() { return 0; }
+
   __device__ __forceinline__ uint32_t num_units() const { return num_streamed * num_k; }
 
   // The first k-block of thread block `block`; k-blocks of all streamed tiles are numbered.
