@@ -13,6 +13,7 @@ from kernelcat import catalog
 from kernelcat.catalog.implementation import Config, Implementation, Int32, Program, TensorMap
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit import build
+from kernelcat.kernels.cuda.common.persistent import loaded_rows
 from kernelcat.kernels.cuda.gemm import wgmma
 from kernelcat.kernels.cuda.gemm.plan import Plan
 from kernelcat.kernels.cuda.tma_copy import Boxes, Layout
@@ -265,6 +266,39 @@ def test_a_single_resident_thread_block_takes_all_shared_memory() -> None:
     )
     assert (one_resident.num_work_items, one_resident.num_stages(target)) == (90, 13)
     assert (two_resident.num_work_items, two_resident.num_stages(target)) == (135, 5)
+
+
+@pytest.mark.parametrize(
+    ("rows", "sharers", "loaded"),
+    [(256, 4, 64), (72, 4, 24), (40, 4, 40), (80, 4, 40), (64, 1, 64), (56, 2, 56)],
+)
+def test_thread_blocks_load_equal_parts_of_whole_atoms(
+    rows: int, sharers: int, loaded: int
+) -> None:
+    """Of 72 rows that four thread blocks need three load 24 each, and the fourth loads nothing."""
+    assert loaded_rows(rows, sharers) == loaded
+
+
+def test_a_product_of_few_rows_has_clusters_that_share_both_operands() -> None:
+    """133 x 2560 x 2880: cuBLAS takes tiles of 64 x 72 in clusters of 4 x 2 on an H100."""
+    target, problem = gpu.find("h200"), gemm(133, 2560, 2880)
+    config = wgmma_config("64x72", cluster="4x2", swap=True)
+    assert wgmma.IMPLEMENTATION.why_not(config, problem, target) is None
+    assert config in list(wgmma.IMPLEMENTATION.configs(problem, target))
+    plan = Plan.of(config, problem, target)
+    assert (plan.num_tiles, plan.is_alone, plan.num_thread_blocks) == (10, True, 80)
+    (step,) = wgmma.IMPLEMENTATION.program(problem, config, target).steps
+    assert (step.grid, step.cluster) == ((80, 1, 1), (8, 1, 1))
+    boxes = [param.box for param in step.params if isinstance(param, TensorMap)]
+    assert boxes == [(64, 32), (64, 24), (64, 24)]
+
+
+def test_clusters_that_do_not_run_at_once_have_two_thread_blocks_on_an_sm() -> None:
+    """16 clusters of eight do not fit 132 SMs: with an SM for each, two would wait for the rest."""
+    target, problem = gpu.find("h200"), gemm(103, 2048, 4096)
+    plan = Plan.of(wgmma_config("64x40", cluster="4x2", swap=True), problem, target)
+    assert (plan.num_tiles, plan.is_alone) == (16, False)
+    assert plan.shared_bytes(target) < target.shared_bytes // 2
 
 
 @pytest.mark.parametrize("shape", [(8192, 8192, 8192), (1024, 5120, 2880), (8, 2880, 4096)])
