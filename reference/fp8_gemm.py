@@ -126,7 +126,7 @@ ENTRY = Entry(
     name="fp8_gemm",
     summary="D = A @ B^T of float8_e4m3fn with block scales (A 1x128, B 128x128), bfloat16 out.",
     axes=(
-        Axis.size("M", "rows of A and D", 0, 400, varies=True),
+        Axis.size("M", "rows of A and D", 0, 400, varies=True, fine=True),
         Axis.size("N", "rows of B, columns of D", 0, 400),
         Axis.size("K", "columns of A and B", 0, 600),
         Axis.choice("dtype", "element type of A and B", FP8),

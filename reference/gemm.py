@@ -142,7 +142,7 @@ ENTRY = Entry(
     name="gemm",
     summary="D = activation(A @ B^T + bias) + residual: dense matrix product.",
     axes=(
-        Axis.size("M", "rows of A and D", 0, 400, varies=True),
+        Axis.size("M", "rows of A and D", 0, 400, varies=True, fine=True),
         Axis.size("N", "rows of B; columns of D (N / 2 for swiglu)", 0, 400),
         Axis.size("K", "columns of A and B", 0, 600),
         Axis.choice("dtype", "element type of all arrays", *DTYPES, minor=True),

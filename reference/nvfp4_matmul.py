@@ -326,7 +326,7 @@ ENTRY = Entry(
     name="nvfp4_matmul",
     summary="D = activation(A @ W^T + bias), weights in NVFP4 or MXFP4, A in 16, 8 or 4 bits.",
     axes=(
-        Axis.size("M", "rows of A and D", 0, 300, varies=True),
+        Axis.size("M", "rows of A and D", 0, 300, varies=True, fine=True),
         Axis.size("N", "rows of W; columns of D (N / 2 for swiglu)", 0, 400),
         Axis.size(
             "K", "columns of A and W, a multiple of 16 (nvfp4) or 32 (mxfp4)", 0, 608, step=16

@@ -225,6 +225,15 @@ def test_sizes_are_rounded_up_by_an_eighth_of_a_power_of_two_at_most() -> None:
         assert (size - 1).bit_length() == (rounded - 1).bit_length(), "another bucket"
 
 
+def test_rows_of_a_matrix_product_are_rounded_finely_above_256() -> None:
+    """522 rows are three tiles of 176, as 528 are; 576 would be four."""
+    rows, batch = catalog.entry("gemm").axis("M"), catalog.entry("paged_attn").axis("batch")
+    assert [rows.shared(n) for n in (200, 256, 257, 522, 2850)] == [208, 256, 264, 528, 2880]
+    assert [batch.shared(n) for n in (200, 257, 522)] == [208, 288, 576]
+    for size in range(257, 5000):
+        assert size <= rows.shared(size) <= size * 33 / 32
+
+
 @pytest.mark.parametrize("layer", LAYERS)
 def test_weights_keep_their_sizes_and_what_varies_is_rounded(layer: str) -> None:
     entry = catalog.entry(LAYERS[layer][0])

@@ -29,6 +29,10 @@ def any_size(size: int) -> int:
     return 0
 
 
+FINE_ABOVE = 256
+"""Sizes of a fine axis up to which choices are shared as on any other axis: calls of few rows are
+short, and programs meet most of these sizes."""
+
 SIZE_LIMIT = 1 << 31
 """Sizes are less than this where an axis gives no other limit: kernels take them in 32 bits."""
 
@@ -71,7 +75,8 @@ class Axis:
     hardly changes which configuration is best, so problems that differ only in minor choices share
     a bucket; numbers are minor. A choice that is *drawn* describes inputs that are drawn: programs
     do not give it, so that calls have its default. It may have ``extra`` values, which the
-    samples of digests do not take: a new one makes no measurement stale.
+    samples of digests do not take: a new one makes no measurement stale. Sizes that *vary* from
+    call to call share choices (:meth:`shared`), those of a *fine* axis with fewer others.
     """
 
     name: str
@@ -88,6 +93,7 @@ class Axis:
     drawn: bool = False
     extra: tuple[AxisValue, ...] = ()
     varies: bool = False
+    fine: bool = False
 
     @staticmethod
     def size(
@@ -100,11 +106,12 @@ class Axis:
         step: int = 1,
         limit: int = SIZE_LIMIT,
         varies: bool = False,
+        fine: bool = False,
     ) -> Axis:
         """An integer; its bucket is the next power of two unless another rule is given."""
         return Axis(
             name, doc, low=low, high=high, bucket=bucket, default=default, step=step,
-            limit=limit, varies=varies,
+            limit=limit, varies=varies, fine=fine,
         )  # fmt: skip
 
     @staticmethod
@@ -132,14 +139,21 @@ class Axis:
         """Any finite float; fuzzing and tests take ``examples``."""
         return Axis(name, doc, values=examples, default=default, minor=True, is_number=True)
 
-    @staticmethod
-    def round_up(size: int) -> int:
-        """The next larger or equal size of those that share a choice: 1 to 16, 18, 20 ... 32, 36.
+    def shared(self, size: int) -> int:
+        """The size whose choice serves ``size``.
 
-        There are eight from one power of two to the next, so the tiles of all but the largest sizes
-        are counted exactly.
+        Rows of a matrix product are *fine* above FINE_ABOVE: its tiles are of many heights, and
+        their number should be that of the rows in the call.
         """
-        step = 1 << max((size - 1).bit_length() - 4, 0)
+        return Axis.round_up(size, 32 if self.fine and size > FINE_ABOVE else 8)
+
+    @staticmethod
+    def round_up(size: int, values: int = 8) -> int:
+        """The next larger or equal size of 1 to 16, 18, 20 ... 32, 36 and so on.
+
+        There are ``values``, a power of two, from one power of two to the next.
+        """
+        step = 1 << max((size - 1).bit_length() - values.bit_length(), 0)
         return -(-size // step) * step
 
     def parse(self, text: str) -> AxisValue:

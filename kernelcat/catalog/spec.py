@@ -457,7 +457,7 @@ class Entry:
         return {axis.name: axis for axis in self.axes if axis.varies}
 
     def rounded(self, problem: Problem) -> Problem:
-        """``problem`` with varying sizes rounded up (:meth:`Axis.round_up`).
+        """``problem`` with varying sizes rounded up (:meth:`Axis.shared`).
 
         It is not checked: no problem may have these sizes (:meth:`why_not`).
         """
@@ -466,8 +466,8 @@ class Entry:
     def rounded_values(self, problem: Problem) -> dict[str, AxisValue]:
         """The values of :meth:`rounded`, in the canonical order."""
         values = problem.values.copy()
-        for name in self._varying:
-            values[name] = Axis.round_up(values[name])  # type: ignore[arg-type]
+        for name, axis in self._varying.items():
+            values[name] = axis.shared(values[name])  # type: ignore[arg-type]
         return values
 
     def why_not(self, problem: Problem) -> str | None:
