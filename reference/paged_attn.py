@@ -111,6 +111,12 @@ def sm_scale(problem: Problem) -> float:
     return float(problem["sm_scale"]) or problem["head_dim"] ** -0.5
 
 
+def most_visible(problem: Problem) -> int:
+    """Tokens that some query sees of a sequence whose row of the table is full."""
+    room = int(problem["table_width"] * problem["page_size"])
+    return min(room, problem["window"] + problem["max_q"] - 1) if problem["window"] else room
+
+
 def _attend(problem, q, k, v, sinks, first_token):
     """Attention of q (kv_heads, group, queries, dim) to k and v (kv_heads, tokens, dim).
 

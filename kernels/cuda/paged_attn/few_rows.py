@@ -6,8 +6,9 @@ from math import ceil
 
 from kernelcat.catalog.implementation import Config
 from kernelcat.catalog.spec import Problem
-from kernelcat.kernels.cuda.common.paged_cache import context, mean_context, num_slots
+from kernelcat.kernels.cuda.common.paged_cache import mean_context, num_slots
 from kernelcat.kernels.cuda.paged_attn.operands import group
+from kernelcat.reference.paged_attn import most_visible
 from kernelcat.runtime.gpu import Gpu
 
 MAX_ROWS = 16
@@ -45,22 +46,15 @@ def row_tiles(problem: Problem) -> int:
     return ceil(problem["max_q"] * group(problem) / 8)
 
 
-def visible(problem: Problem) -> int:
-    """Tokens that some query of a sequence whose table is full sees."""
-    if not problem["window"]:
-        return context(problem)
-    return min(context(problem), int(problem["window"] + problem["max_q"] - 1))
-
-
 def passes(problem: Problem, config: Config) -> int:
     """Tiles of the busiest warp."""
-    tiles = ceil(visible(problem) / config["tokens"])
+    tiles = ceil(most_visible(problem) / config["tokens"])
     return ceil(tiles / (config["num_warps"] * config["cluster"]))
 
 
 def longest_waves(problem: Problem, waves: int) -> float:
     """Waves of sequences with the mean length, counted in waves of the longest; at least one."""
-    longest = max(visible(problem), 1)
+    longest = max(most_visible(problem), 1)
     return max(1.0, waves * min(mean_context(problem), longest) / longest)
 
 

@@ -17,7 +17,6 @@ from kernelcat.kernels.cuda.paged_attn.few_rows import (
     passes,
     row_tiles,
     tile_us,
-    visible,
     why_not_few_rows,
 )
 from kernelcat.kernels.cuda.paged_attn.operands import (
@@ -27,7 +26,7 @@ from kernelcat.kernels.cuda.paged_attn.operands import (
     kind,
     params,
 )
-from kernelcat.reference.paged_attn import ENTRY
+from kernelcat.reference.paged_attn import ENTRY, most_visible
 from kernelcat.runtime.gpu import Gpu
 
 MAX_SHARED_BYTES = 48 << 10
@@ -82,7 +81,7 @@ def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if config["blocks_per_sm"] * (_shared_bytes(problem, config) + 1024) > gpu.shared_bytes:
         return f"{config['blocks_per_sm']} thread blocks do not fit the shared memory of an SM"
-    tiles = ceil(visible(problem) / config["tokens"])
+    tiles = ceil(most_visible(problem) / config["tokens"])
     if config["num_warps"] * config["cluster"] >= 2 * tiles > 2:
         return f"half of the warps have none of the {tiles} tiles"
     blocks = problem["batch"] * problem["kv_heads"] * config["cluster"]

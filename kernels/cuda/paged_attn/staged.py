@@ -18,7 +18,6 @@ from kernelcat.kernels.cuda.paged_attn.few_rows import (
     passes,
     row_tiles,
     tile_us,
-    visible,
     why_not_few_rows,
 )
 from kernelcat.kernels.cuda.paged_attn.operands import (
@@ -29,7 +28,7 @@ from kernelcat.kernels.cuda.paged_attn.operands import (
     params,
     token_bytes,
 )
-from kernelcat.reference.paged_attn import ENTRY, FP8
+from kernelcat.reference.paged_attn import ENTRY, FP8, most_visible
 from kernelcat.runtime.gpu import Gpu
 
 RELEASE_US, LOOK_UP_US = 1.1, 0.2
@@ -94,7 +93,7 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     # The system reserves 1 KB of shared memory for each resident thread block.
     if blocks_per_sm * (_shared_bytes(problem, config) + 1024) > gpu.shared_bytes + 1024:
         return f"{blocks_per_sm} thread blocks do not fit the shared memory of an SM"
-    tiles = ceil(visible(problem) / config["tokens"])
+    tiles = ceil(most_visible(problem) / config["tokens"])
     if config["num_warps"] * config["cluster"] >= 2 * tiles > 2:
         return f"half of the warps have none of the {tiles} tiles"
     smaller = (n for n in SPACE["blocks_per_sm"] if n < blocks_per_sm)

@@ -14,7 +14,6 @@ from kernelcat.kernels.cuda.paged_attn.few_rows import (
     NO_OVERLAP_US,
     SM_BANDWIDTH,
     next_launch_fits,
-    visible,
 )
 from kernelcat.kernels.cuda.paged_attn.operands import (
     BYTES_IN_FLIGHT,
@@ -28,7 +27,7 @@ from kernelcat.kernels.cuda.paged_attn.operands import (
     token_bytes,
     why_no_boxes,
 )
-from kernelcat.reference.paged_attn import ENTRY, FP8
+from kernelcat.reference.paged_attn import ENTRY, FP8, most_visible
 from kernelcat.runtime.gpu import Gpu
 
 MAX_STAGES = 8
@@ -196,7 +195,7 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     share = row_share(config["heads"] * token_bytes(problem) // 2)
     rate = min(share * gpu.bandwidth * flow, min(blocks, gpu.sms) * SM_BANDWIDTH)
     stream_us = ENTRY.bytes_moved(problem) / (rate * tile_efficiency) * 1e6
-    longest_bytes = visible(problem) * config["heads"] * token_bytes(problem)
+    longest_bytes = most_visible(problem) * config["heads"] * token_bytes(problem)
     longest_us = longest_bytes / config["cluster"] / SM_BANDWIDTH * 1e6
     stream_us = max(stream_us, longest_us)  # no other thread block takes a part of it
     total_us = LAUNCH_US + MERGE_US * config["cluster"] + stream_us

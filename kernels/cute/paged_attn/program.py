@@ -19,7 +19,7 @@ from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cute import CuteSource
 from kernelcat.kernels.cute.common.dependent_launch import has_dependent_launch
 from kernelcat.kernels.cute.common.paged_cache import illegal_slots, scales
-from kernelcat.reference.paged_attn import FP8, NVFP4, sm_scale
+from kernelcat.reference.paged_attn import FP8, NVFP4, most_visible, sm_scale
 from kernelcat.runtime.gpu import Gpu
 
 TENSORS = (
@@ -244,9 +244,7 @@ streamed 20 KB a microsecond on an H100."""
 
 def longest_split_us(problem: Problem, config: Config) -> float:
     """The time in which a thread block streams its part of a head of the longest sequence."""
-    tokens = problem["table_width"] * problem["page_size"]
-    if problem["window"]:
-        tokens = min(tokens, problem["window"] + problem["max_q"] - 1)
     in_flight = 2 * config["block_n"] * token_bytes(problem) * (config["stages"] - 1)
     rate = min(CTA_BANDWIDTH, in_flight / STAGE_SECONDS)
-    return float(tokens * 2 * token_bytes(problem) / config["splits"] / rate * 1e6)
+    longest_bytes = most_visible(problem) * 2 * token_bytes(problem)
+    return float(longest_bytes / config["splits"] / rate * 1e6)

@@ -17,7 +17,7 @@ from kernelcat.kernels.triton.common.architectures import illegal_float8
 from kernelcat.kernels.triton.common.grid import MAX_GRID_Y
 from kernelcat.kernels.triton.common.powers import next_power_of_two
 from kernelcat.reference._kv_cache import FP8, NVFP4, cache_row, row_bytes
-from kernelcat.reference.paged_attn import ENTRY, sm_scale
+from kernelcat.reference.paged_attn import ENTRY, most_visible, sm_scale
 from kernelcat.runtime.gpu import Gpu
 
 PACKAGE = "kernelcat.kernels.triton.paged_attn"
@@ -233,10 +233,8 @@ def _bytes_us(problem: Problem, programs: int, gpu: Gpu) -> float:
 
 def _longest_us(problem: Problem) -> float:
     """The time in which one program streams a head of the longest sequence."""
-    tokens = problem["table_width"] * problem["page_size"]
-    if problem["window"]:
-        tokens = min(tokens, problem["window"] + problem["max_q"] - 1)
-    return float(tokens * 2 * row_bytes(problem) / PROGRAM_BANDWIDTH * 1e6)
+    longest_bytes = most_visible(problem) * 2 * row_bytes(problem)
+    return float(longest_bytes / PROGRAM_BANDWIDTH * 1e6)
 
 
 def _busy_us(problem: Problem, config: Config, row_tiles: int, programs: int, gpu: Gpu) -> float:
