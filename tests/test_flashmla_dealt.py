@@ -17,7 +17,9 @@ from kernelcat.catalog.implementation import Config
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.flashmla import dealt, wgmma
-from kernelcat.reference.flashmla import latent
+from kernelcat.kernels.cuda.flashmla.operands import num_items
+from kernelcat.reference._sequences import query_groups
+from kernelcat.reference.flashmla import ENTRY, latent
 from kernelcat.runtime import gpu
 from kernelcat.verify import gate
 
@@ -194,3 +196,48 @@ def test_the_model_counts_what_rows_see_and_the_pages_there_are() -> None:
     assert 0.45 < estimate(chunk) / estimate(chunk, wgmma.IMPLEMENTATION) < 0.6
     full, half = latent(128, 1, 128, 4096), latent(128, 1, 128, 4096, pages=4096)
     assert 0.45 < estimate(half) / estimate(full) < 0.65
+
+
+# ---- what a call is assumed to have ------------------------------------------------------------
+
+
+def queries(batch: int, tokens: int, max_q: int, pages: int, width: int) -> Problem:
+    return ENTRY.problem(
+        batch=batch, tokens=tokens, max_q=max_q, pages=pages, table_width=width, heads=16,
+        page_size=64, dtype="bfloat16", kv_dtype="bfloat16", sm_scale=0.1,
+    )  # fmt: skip
+
+
+def test_sequences_of_equal_queries_are_one_group() -> None:
+    assert query_groups(queries(4, 4, 1, 100, 50)) == ((4, 1, 1600.0),)
+    assert query_groups(queries(3, 120, 40, 9, 3)) == ((3, 40, 192.0),)
+
+
+@pytest.mark.parametrize(
+    ("batch", "tokens", "max_q", "pages", "width"),
+    [
+        (7, 386, 380, 1390, 1303),
+        (8, 91, 84, 62, 25),
+        (13, 40, 4, 445, 182),
+        (2, 547, 546, 1531, 1393),
+    ],
+)
+def test_groups_have_the_sequences_and_the_tokens_of_the_call(
+    batch: int, tokens: int, max_q: int, pages: int, width: int
+) -> None:
+    groups = query_groups(queries(batch, tokens, max_q, pages, width))
+    assert sum(group.sequences for group in groups) == batch
+    assert sum(group.sequences * group.queries for group in groups) == tokens
+    assert all(group.queries <= min(max_q, group.tokens) <= width * 64 for group in groups)
+    cached = sum(group.sequences * group.tokens for group in groups)
+    assert cached == pytest.approx(pages * 64, rel=0.05)
+
+
+def test_a_chunk_beside_sequences_that_write_counts_its_row_tiles_by_its_own_tokens() -> None:
+    """380 of 386 query tokens in one of seven sequences: 95 tiles of 64 rows, and six of one."""
+    problem = queries(7, 386, 380, 1390, 1303)
+    chunk, others = query_groups(problem)
+    assert (chunk.sequences, chunk.queries) == (1, 380) and others[:2] == (6, 1)
+    assert 1390 * 64 / 7 < chunk.tokens < 1303 * 64
+    tiles = [ceil(group.tokens / 64) for group in (chunk, others)]
+    assert num_items(problem, 64, 64) == 95 * tiles[0] + 6 * tiles[1]

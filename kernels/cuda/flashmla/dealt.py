@@ -10,8 +10,8 @@ from kernelcat.catalog.cost_model import LAUNCH_US
 from kernelcat.catalog.implementation import Config, Implementation, Program
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
-from kernelcat.kernels.cuda.common.paged_cache import mean_context, num_rows
-from kernelcat.kernels.cuda.flashmla.operands import num_row_tiles
+from kernelcat.kernels.cuda.common.paged_cache import num_rows
+from kernelcat.kernels.cuda.flashmla.operands import num_items, num_row_tiles
 from kernelcat.kernels.cuda.flashmla.split import (
     PIECE_COST,
     merge_us,
@@ -63,9 +63,7 @@ def _row_tiles(problem: Problem, config: Config) -> int:
 
 def _items(problem: Problem, config: Config) -> int:
     """Pairs of a row tile and a KV tile that some row of it sees, of all sequences."""
-    queries = ceil(problem["tokens"] / max(problem["batch"], 1))
-    seen = mean_context(problem) - (queries / 2 if queries > BLOCK else 0)
-    return _row_tiles(problem, config) * max(ceil(seen / BLOCK), 1)
+    return max(num_items(problem, BLOCK * config["row_tiles"], BLOCK, causal=True), 1)
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:

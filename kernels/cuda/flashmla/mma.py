@@ -9,8 +9,14 @@ from kernelcat.catalog.implementation import Config, Implementation, Int32, Prog
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.common.latent_cache import is_packed
-from kernelcat.kernels.cuda.common.paged_cache import mean_context, num_rows, num_slots, page_bits
-from kernelcat.kernels.cuda.flashmla.operands import max_rows, num_row_tiles, params, types
+from kernelcat.kernels.cuda.common.paged_cache import num_rows, num_slots, page_bits
+from kernelcat.kernels.cuda.flashmla.operands import (
+    max_rows,
+    num_items,
+    num_row_tiles,
+    params,
+    types,
+)
 from kernelcat.kernels.cuda.flashmla.split import (
     ALL_PARTS,
     NO_PARTS,
@@ -108,9 +114,7 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 def _items(problem: Problem) -> int:
     """Pairs of a team's row tile and a KV tile, of all sequences."""
-    return num_row_tiles(problem, _tile_rows(problem)) * max(
-        ceil(mean_context(problem) / BLOCK_N), 1
-    )
+    return num_items(problem, _tile_rows(problem), BLOCK_N)
 
 
 def _maps(problem: Problem) -> tuple[TensorMap, TensorMap]:

@@ -8,6 +8,7 @@ from kernelcat import dtypes
 from kernelcat.catalog.implementation import Float32, Int32, Param, Pointer
 from kernelcat.catalog.spec import Problem
 from kernelcat.kernels.cuda.common.latent_cache import cached_type
+from kernelcat.reference._sequences import query_groups
 from kernelcat.reference.flashmla import row_length
 
 TENSORS = ("q", "kv_cache", "block_table", "kv_lens", "cu_q", "out", "lse")
@@ -42,3 +43,16 @@ def num_row_tiles(problem: Problem, block_m: int) -> int:
     """Tiles of ``block_m`` rows of all sequences, if all have the mean number of query tokens."""
     q_len = ceil(problem["tokens"] / max(problem["batch"], 1))
     return int(problem["batch"] * ceil(q_len * problem["heads"] / block_m))
+
+
+def num_items(problem: Problem, tile_rows: int, block_n: int, *, causal: bool = False) -> int:
+    """Pairs of a tile of ``tile_rows`` rows and one of ``block_n`` tokens, of all sequences.
+
+    ``causal``: row tiles end at the last token that they see.
+    """
+    items = 0
+    for group in query_groups(problem):
+        row_tiles = ceil(group.queries * problem["heads"] / tile_rows)
+        hidden = group.queries / 2 if causal and group.queries > block_n else 0
+        items += group.sequences * row_tiles * max(ceil((group.tokens - hidden) / block_n), 1)
+    return items

@@ -10,8 +10,14 @@ from kernelcat.catalog.implementation import Config, Implementation, Int32, Prog
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.common.latent_cache import is_packed
-from kernelcat.kernels.cuda.common.paged_cache import mean_context, num_rows, num_slots
-from kernelcat.kernels.cuda.flashmla.operands import max_rows, num_row_tiles, params, types
+from kernelcat.kernels.cuda.common.paged_cache import num_rows, num_slots
+from kernelcat.kernels.cuda.flashmla.operands import (
+    max_rows,
+    num_items,
+    num_row_tiles,
+    params,
+    types,
+)
 from kernelcat.kernels.cuda.flashmla.split import (
     ALL_PARTS,
     NO_PARTS,
@@ -103,7 +109,7 @@ def _maps(problem: Problem) -> tuple[TensorMap, ...]:
 
 def _items(problem: Problem) -> int:
     """Pairs of a row tile and a KV tile, of all sequences."""
-    return num_row_tiles(problem, _tile_rows(problem)) * max(ceil(mean_context(problem) / BLOCK), 1)
+    return num_items(problem, _tile_rows(problem), BLOCK)
 
 
 def _teams(problem: Problem, gpu: Gpu) -> int:

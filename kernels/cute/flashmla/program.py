@@ -20,7 +20,7 @@ from kernelcat.jit.cute import CuteSource
 from kernelcat.kernels.cute.common.dependent_launch import has_dependent_launch
 from kernelcat.kernels.cute.common.paged_cache import illegal_slots
 from kernelcat.reference._mla_row import LATENT, PACKED, ROW
-from kernelcat.reference._sequences import tokens_read
+from kernelcat.reference._sequences import query_groups
 from kernelcat.reference.flashmla import ENTRY, PACKED_TYPE
 from kernelcat.runtime.gpu import Gpu
 
@@ -227,7 +227,9 @@ def attend_us(
     """Time of the waves of thread blocks, ``tile_us`` for a tile of tokens, or of the bytes."""
     if is_empty(problem):
         return LAUNCH_US
-    tokens = tokens_read(problem) / problem["batch"]
+    groups = [(g, g.sequences * ceil(g.queries * problem["heads"] / block_m))
+              for g in query_groups(problem)]  # fmt: skip
+    tokens = sum(g.tokens * tiles for g, tiles in groups) / sum(tiles for _, tiles in groups)
     tiles = max(1.0, tokens / block_n)
     # The grid has the row tiles of the longest query for each sequence. One of each is not full.
     grid_tiles = num_row_tiles(problem, block_m) * problem["batch"]

@@ -15,7 +15,7 @@ from kernelcat.kernels.triton.common import mla_row
 from kernelcat.kernels.triton.common.grid import MAX_GRID_Y
 from kernelcat.kernels.triton.common.powers import next_power_of_two
 from kernelcat.reference._mla_row import LATENT, PACKED, ROW
-from kernelcat.reference._sequences import tokens_read
+from kernelcat.reference._sequences import query_groups
 from kernelcat.reference.flashmla import ENTRY, row_length
 from kernelcat.runtime.gpu import Gpu
 
@@ -229,10 +229,13 @@ def _tile_us(config: Config, problem: Problem, gpu: Gpu) -> float:
 
 
 def _tiles(config: Config, problem: Problem) -> tuple[int, int]:
-    """Row tiles, and tiles of tokens of each, as many as of a sequence of average length."""
-    length = tokens_read(problem) / max(problem["batch"], 1)
-    row_tiles = ceil(problem["tokens"] * problem["heads"] / config["block_m"])
-    return max(row_tiles, problem["batch"], 1), max(1, ceil(length / config["block_n"]))
+    """Row tiles, and tiles of tokens of each on average."""
+    row_tiles = items = 0
+    for group in query_groups(problem):
+        tiles = group.sequences * ceil(group.queries * problem["heads"] / config["block_m"])
+        row_tiles += tiles
+        items += tiles * max(1, ceil(group.tokens / config["block_n"]))
+    return max(row_tiles, problem["batch"], 1), max(1, ceil(items / max(row_tiles, 1)))
 
 
 def _estimate_naive(problem: Problem, config: Config, gpu: Gpu) -> float:
