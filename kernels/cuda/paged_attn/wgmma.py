@@ -16,10 +16,10 @@ from kernelcat.kernels.cuda.paged_attn.operands import (
     group,
     kind,
     params,
-    q_len,
     why_no_boxes,
 )
-from kernelcat.reference.paged_attn import ENTRY
+from kernelcat.reference._sequences import query_groups
+from kernelcat.reference.paged_attn import ENTRY, most_visible
 from kernelcat.runtime.gpu import Gpu
 
 COLUMNS = 64
@@ -30,6 +30,8 @@ OTHER_REGISTERS = 32
 """Registers of a consumer thread beside scores, accumulators and weights."""
 EFFICIENCY = 0.75
 """Fraction of the tensor cores' peak."""
+START_US = 2.0
+"""From the launch to the first product, and from the last one to the end."""
 ROW_TILE_US = 2.0
 """Microseconds that a thread block loses between two row tiles."""
 
@@ -128,18 +130,23 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Products or bytes on the SMs that have work; does not depend on ``block_n`` or ``stages``."""
+    """Products in whole waves of row tiles, those of the longest row tile, or bytes.
+
+    Does not depend on ``block_n`` or ``stages``.
+    """
     if num_rows(problem) == 0:
         return LAUNCH_US
-    rows = q_len(problem) * group(problem)
-    head_tiles = ceil(q_len(problem) / (config["block_m"] // group(problem)))
-    tiles = head_tiles * problem["kv_heads"] * problem["batch"]
-    busy = min(1.0, tiles / gpu.sms)
-    padding = head_tiles * config["block_m"] / max(rows, 1)
-    flops = ENTRY.flops(problem) * padding
-    math_us = flops / (gpu.flops[problem["dtype"]] * EFFICIENCY * busy) * 1e6
-    bytes_us = copy_us(ENTRY.bytes_moved(problem), gpu, 0.9 * busy)
-    return max(math_us, bytes_us) + ceil(tiles / gpu.sms) * ROW_TILE_US
+    block_m, tokens_of_tile = config["block_m"], config["block_m"] // group(problem)
+    tiles = problem["kv_heads"] * sum(
+        each.sequences * ceil(each.queries / tokens_of_tile) for each in query_groups(problem)
+    )
+    waves = ceil(tiles / gpu.sms)
+    rate = gpu.flops[problem["dtype"]] / gpu.sms * EFFICIENCY / 1e6  # a microsecond, of an SM
+    padding = tiles * block_m / num_rows(problem)
+    math_us = ENTRY.flops(problem) * padding / tiles * waves / rate
+    longest_us = 4 * block_m * problem["head_dim"] * most_visible(problem) / rate
+    bytes_us = copy_us(ENTRY.bytes_moved(problem), gpu, 0.9 * min(1.0, tiles / gpu.sms))
+    return START_US + max(math_us, longest_us, bytes_us) + waves * ROW_TILE_US
 
 
 def _default(problem: Problem, gpu: Gpu) -> Config:

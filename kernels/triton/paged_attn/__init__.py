@@ -220,6 +220,9 @@ ELEMENT_INSTRUCTIONS = {FP8: 14.8, NVFP4: 18.0}
 """Instructions to make 16 bits of an element of the cache; elements of 16 bits take 2."""
 PROGRAM_BANDWIDTH = 27e9
 """Bytes a second that one program streams that has an SM to itself, with its waits at each tile."""
+WAVE_US = 2.5
+"""From the start of a program of `tiled` to its first scores, and from its last values to its end;
+also of programs that find no rows."""
 SPLIT_US = 7.0
 """Until programs know their ranges, and from the last partial result to the merged one."""
 
@@ -278,7 +281,7 @@ def _estimate_tiled(tma: bool, problem: Problem, config: Config, gpu: Gpu) -> fl
     if config["block_m"] >= 64 and not tma:
         work_us *= 1.1  # addresses of rows, which TMA works out
     us = max(_bytes_us(problem, programs, gpu), _longest_us(problem), work_us)
-    return cost_model.LAUNCH_US + us
+    return cost_model.LAUNCH_US + WAVE_US * ceil(waves) + us
 
 
 def _estimate_split(tma: bool, problem: Problem, config: Config, gpu: Gpu) -> float:
