@@ -57,6 +57,7 @@ SPACE = {
 tile : BLOCK_M x BLOCK_N of Z = A @ B^T, or of Z^T where ``swap``
 schedule : consumer warpgroups share a tile, three one of 192 rows and two other large ones; or
     each of two computes a tile (ping-pong)
+cluster : thread blocks below each other x side by side; those of a row share A, of a column B
 """
 
 
@@ -165,7 +166,9 @@ def _unpromising_cluster(plan: Plan, config: Config) -> str | None:
         return "thread blocks of the cluster have no tile"
     if plan.rows <= 64:
         return f"M={plan.rows} rows fill wgmma's 64 rows only when operands are swapped"
-    if plan.pingpong if plan.is_alone else plan.pingpong != (block_m == 64) and block_m != 128:
+    if plan.is_alone and plan.pingpong:
+        return "a thread block has one tile, whose stores overlap with nothing"
+    if not plan.is_alone and plan.pingpong != (block_m == 64) and block_m != 128:
         return f"{config['schedule']} tiles of {block_m} rows leave the tensor cores waiting"
     if block_n < 40 or (block_n % 16 and block_m > 64):
         return f"tiles of {block_m} x {block_n} read operands too often"
