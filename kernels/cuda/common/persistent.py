@@ -41,7 +41,7 @@ four and 14 of eight ran at once; cuBLAS launches 30 and 15 on an H100."""
 
 def clusters_at_once(thread_blocks: int, size: int) -> int:
     """Clusters of ``size`` that run at once where ``thread_blocks`` of one fit."""
-    return int(thread_blocks * SHARE_OF_SMS[size] / size)
+    return max(int(thread_blocks * SHARE_OF_SMS[size] / size), 1)
 
 
 def loaded_rows(rows: int, sharers: int) -> int:

@@ -1,0 +1,109 @@
+"""gemm/cuda/wgmma in clusters that share both operands, and with three consumers, on the host.
+
+Loads and remote arrivals land at random times, so that a stage that is overwritten too early, or
+read before it has arrived, gives wrong results.
+"""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import cuda_fibers
+import pytest
+
+from kernelcat import catalog
+from kernelcat.catalog import source
+from kernelcat.catalog.implementation import Config
+from kernelcat.catalog.spec import Problem
+from kernelcat.kernels.cuda.gemm.wgmma import IMPLEMENTATION
+from kernelcat.verify import gate
+
+needs_compiler = pytest.mark.skipif(cuda_fibers.COMPILER is None, reason="needs g++")
+
+
+def gemm(m: int, n: int, k: int, activation: str = "none", residual: bool = False) -> Problem:
+    return catalog.entry("gemm").problem(
+        M=m, N=n, K=k, dtype="bfloat16", bias=True, activation=activation, residual=residual
+    )
+
+
+def tiles(tile: str, cluster: str, schedule: str = "cooperative", swap: bool = False) -> Config:
+    return Config(tile=tile, cluster=cluster, schedule=schedule, swap=swap, split_k=1)
+
+
+FOUR_BY_TWO = gemm(130, 300, 1000), tiles("64x72", "4x2", swap=True), 16
+"""72 rows of A in three parts: the fourth row of the cluster loads none."""
+TWO_BY_TWO = gemm(200, 150, 1000, "gelu", True), tiles("64x80", "2x2", "pingpong"), 8
+FOUR_BY_ONE = gemm(100, 500, 520, "swiglu", True), tiles("64x112", "4x1", swap=True), 8
+THREE_CONSUMERS = gemm(330, 300, 704, "silu", True), tiles("192x144", "1x2"), 4
+CASES = {
+    "4x2, swapped": FOUR_BY_TWO,
+    "2x2, ping-pong": TWO_BY_TWO,
+    "4x1, gated": FOUR_BY_ONE,
+    "1x4": (gemm(150, 600, 704), tiles("128x144", "1x4"), 8),
+    "2x4": (gemm(100, 200, 640), tiles("64x48", "2x4"), 16),
+    "three consumers": THREE_CONSUMERS,
+    "three consumers, swapped, odd columns of D": (
+        gemm(150, 401, 520), tiles("192x176", "2x2", swap=True), 8,
+    ),
+}  # fmt: skip
+"""Problem, configuration, and SMs of the host: room for one cluster or two."""
+
+
+def verdict(problem: Problem, config: Config, sms: int) -> Any:
+    host = cuda_fibers.Host(max_blocks=sms, sms=sms)
+    assert IMPLEMENTATION.illegal(config, problem, host.gpu) is None
+    return gate.check(IMPLEMENTATION, problem, config, host, seeds=(0,))
+
+
+@needs_compiler
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_product_is_right(case: Any) -> None:
+    found = verdict(*case)
+    assert found.passed, found.detail
+
+
+RING, RELEASE = "include/kernelcat/operand_ring.cuh", "include/kernelcat/stage_release.cuh"
+FAULTS = {
+    "a part goes to another row of the cluster": (
+        RING, "kRow << cluster_row * Config::kClusterN", "kRow", FOUR_BY_TWO,
+    ),
+    "a part goes to another column of the cluster": (
+        RING, "kColumn << cluster_col", "kColumn", FOUR_BY_TWO,
+    ),
+    "the fourth thread block loads a part that three have": (
+        RING, "if (kLoaders < kSharers && part >= kLoaders) return;", "", FOUR_BY_TWO,
+    ),
+    "stages are released in the row of the cluster only": (
+        RELEASE, "lane < kClusterM + kClusterN - 1", "lane < kClusterN", FOUR_BY_TWO,
+    ),
+    "a stage is overwritten before the column of the cluster has read it": (
+        "gemm/wgmma.cu", "Config::kNumSharers *", "Config::kClusterN *", FOUR_BY_TWO,
+    ),
+    "a thread block has the tile of the one above it": (
+        "include/kernelcat/block_schedule.cuh", "rank / Config::kClusterN", "0", TWO_BY_TWO,
+    ),
+    "a stage is overwritten before the third consumer has read it": (
+        "gemm/wgmma.cu", "Config::kConsumersPerTile * 4", "8", THREE_CONSUMERS,
+    ),
+}  # fmt: skip
+"""What is wrong -> file of kernels/cuda, text, replacement, and the case that shows it."""
+
+
+@needs_compiler
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_a_planted_fault_is_found(fault: Any, monkeypatch: Any, tmp_path: Any) -> None:
+    name, before, after, case = fault
+    shutil.copytree(source.cuda_root(), tmp_path / "cuda")
+    path = tmp_path / "cuda" / name
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after))
+    monkeypatch.setattr(source, "cuda_root", lambda: tmp_path / "cuda")
+    try:
+        passed = verdict(*case).passed
+    except AssertionError as error:
+        assert "the cluster hangs" in str(error)
+    else:
+        assert not passed
