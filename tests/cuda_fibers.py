@@ -10,6 +10,7 @@ proxies, memory order, and instructions themselves.
 from __future__ import annotations
 
 import ctypes
+import shutil
 from dataclasses import replace
 from functools import cache
 from math import ceil
@@ -18,6 +19,7 @@ from typing import Any
 
 import host_build
 import numpy as np
+import pytest
 
 from kernelcat import dtypes
 from kernelcat.catalog import source
@@ -85,6 +87,21 @@ MARGIN_BYTES = 1 << 24
 
 AT_ONCE = "kernelcat::moe_dispatch<"
 """How the name of a kernel begins whose thread blocks all wait for each other."""
+
+
+def plant(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, before: str, after: str
+) -> None:
+    """Have kernels compiled from a copy of kernels/cuda in ``folder``.
+
+    In its file ``name`` the text ``before`` is replaced by ``after``.
+    """
+    shutil.copytree(source.cuda_root(), folder / "cuda")
+    path = folder / "cuda" / name
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after))
+    monkeypatch.setattr(source, "cuda_root", lambda: folder / "cuda")
 
 
 def run(program: Program, arrays: Arrays, max_blocks: int, seed: int) -> Arrays:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import Any
 
 import corners
@@ -10,7 +9,6 @@ import cuda_fibers
 import pytest
 
 from kernelcat import catalog
-from kernelcat.catalog import source
 from kernelcat.catalog.implementation import Config, Implementation
 from kernelcat.catalog.spec import Problem
 from kernelcat.kernels.cuda.gemm.cluster_split import IMPLEMENTATION, SplitPlan
@@ -125,12 +123,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_found(fault: Any, monkeypatch: Any, tmp_path: Any) -> None:
     before, after, case = fault
-    shutil.copytree(source.cuda_root(), tmp_path / "cuda")
-    path = tmp_path / "cuda" / "gemm" / "cluster_split.cu"
-    text = path.read_text()
-    assert before in text
-    path.write_text(text.replace(before, after))
-    monkeypatch.setattr(source, "cuda_root", lambda: tmp_path / "cuda")
+    cuda_fibers.plant(monkeypatch, tmp_path, "gemm/cluster_split.cu", before, after)
     try:
         assert not verdict(*case).passed
     except AssertionError as error:

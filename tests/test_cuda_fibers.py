@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
-
 import cuda_fibers
 import pytest
 
-from kernelcat.catalog import source
 from kernelcat.catalog.implementation import Config
 from kernelcat.kernels.cuda.moe_gemm import decoded, wgmma
 from kernelcat.reference.moe_gemm import product
@@ -171,13 +168,7 @@ def test_a_kernel_is_right_on_the_host(implementation, problem, config) -> None:
 def test_a_planted_fault_is_found(
     implementation, problem, config, fault, monkeypatch, tmp_path
 ) -> None:
-    shutil.copytree(source.cuda_root(), tmp_path / "cuda")
-    name, before, after = fault
-    path = tmp_path / "cuda" / name
-    text = path.read_text()
-    assert before in text
-    path.write_text(text.replace(before, after))
-    monkeypatch.setattr(source, "cuda_root", lambda: tmp_path / "cuda")
+    cuda_fibers.plant(monkeypatch, tmp_path, *fault)
     try:
         assert not verdict(implementation, problem, config).passed
     except AssertionError as error:

@@ -275,7 +275,7 @@ def test_a_single_resident_thread_block_takes_all_shared_memory() -> None:
 def test_thread_blocks_load_equal_parts_of_whole_atoms(
     rows: int, sharers: int, loaded: int
 ) -> None:
-    """Of 72 rows that four thread blocks need three load 24 each, and the fourth loads nothing."""
+    """E.g. four thread blocks need 72 rows: three of them load 24 each, and one loads nothing."""
     assert loaded_rows(rows, sharers) == loaded
 
 

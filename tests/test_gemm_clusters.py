@@ -6,14 +6,12 @@ read before it has arrived, gives wrong results.
 
 from __future__ import annotations
 
-import shutil
 from typing import Any
 
 import cuda_fibers
 import pytest
 
 from kernelcat import catalog
-from kernelcat.catalog import source
 from kernelcat.catalog.implementation import Config
 from kernelcat.catalog.spec import Problem
 from kernelcat.kernels.cuda.gemm.wgmma import IMPLEMENTATION
@@ -95,12 +93,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_found(fault: Any, monkeypatch: Any, tmp_path: Any) -> None:
     name, before, after, case = fault
-    shutil.copytree(source.cuda_root(), tmp_path / "cuda")
-    path = tmp_path / "cuda" / name
-    text = path.read_text()
-    assert before in text
-    path.write_text(text.replace(before, after))
-    monkeypatch.setattr(source, "cuda_root", lambda: tmp_path / "cuda")
+    cuda_fibers.plant(monkeypatch, tmp_path, name, before, after)
     try:
         passed = verdict(*case).passed
     except AssertionError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +10,6 @@ import cuda_fibers
 import pytest
 
 from kernelcat import catalog
-from kernelcat.catalog import source
 from kernelcat.catalog.implementation import Config, Implementation
 from kernelcat.catalog.spec import Problem
 from kernelcat.kernels.cuda.common.stream_k import StreamPlan
@@ -159,10 +157,5 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_found(fault: Any, monkeypatch: Any, tmp_path: Any) -> None:
     name, before, after, case = fault
-    shutil.copytree(source.cuda_root(), tmp_path / "cuda")
-    path = tmp_path / "cuda" / name
-    text = path.read_text()
-    assert before in text
-    path.write_text(text.replace(before, after))
-    monkeypatch.setattr(source, "cuda_root", lambda: tmp_path / "cuda")
+    cuda_fibers.plant(monkeypatch, tmp_path, name, before, after)
     assert not verdict(GEMM, *case)[0].passed
