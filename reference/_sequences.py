@@ -221,7 +221,6 @@ def pairs_seen(problem: Problem) -> int:
     return total
 
 
-@lru_cache(256)  # estimates of all configurations ask for the same problem
 class QueryGroup(NamedTuple):
     """Sequences with the same number of new tokens, as a call is assumed to have them."""
 
@@ -231,6 +230,7 @@ class QueryGroup(NamedTuple):
     """Cached tokens of each, new ones included."""
 
 
+@lru_cache(256)  # estimates of all configurations ask for the same problem
 def query_groups(problem: Problem) -> tuple[QueryGroup, ...]:
     """The sequences of a call, of whose lengths only sums and bounds are known, for cost models.
 
@@ -257,6 +257,7 @@ def query_groups(problem: Problem) -> tuple[QueryGroup, ...]:
     return tuple(group for group in groups if group.sequences)
 
 
+@lru_cache(256)  # as query_groups
 def tokens_read(problem: Problem) -> int:
     """Number of cached tokens that are visible to at least one query."""
     total = 0
