@@ -9,7 +9,7 @@ from cuda_fibers import COMPILER, Host
 from kernelcat import catalog, dtypes
 from kernelcat.catalog.implementation import Config, Pointer, Program, TensorMap
 from kernelcat.catalog.spec import Problem
-from kernelcat.kernels.cuda.moe_mlp import grouped, naive, stream
+from kernelcat.kernels.cuda.moe_mlp import grouped, naive, single, stream
 from kernelcat.kernels.triton.moe_gemm import TILED, TMA
 from kernelcat.kernels.triton.moe_mlp import few
 from kernelcat.kernels.triton.moe_mlp import grouped as triton_grouped
@@ -22,6 +22,7 @@ from kernelcat.verify import gate
 H200 = gpu.find("h200")
 TILES = {"packing": "tiles"}
 SIGMOID = {"score": "sigmoid", "correction": True, "groups": 4, "top_groups": 2, "scaling": 2.5}
+GPTOSS = {"bias": True, "residual": True}
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no g++")
 
 
@@ -68,6 +69,43 @@ def passes(implementation, problem: Problem, chosen: Config, blocks: int = 3) ->
 )  # fmt: skip
 def test_stream_multiplies_on_the_host(problem: Problem, chosen: Config) -> None:
     assert passes(stream.IMPLEMENTATION, problem, chosen)
+
+
+def one_token(first_depth: int, second_depth: int, cluster: int) -> Config:
+    return Config(first_depth=first_depth, second_depth=second_depth, cluster=cluster)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("problem", "chosen"),
+    [
+        (layer(1, 4, 8, 192, 320, format="mxfp4", **GPTOSS, **TILES), one_token(8, 4, 1)),
+        (layer(1, 4, 8, 192, 320, format="mxfp4", **GPTOSS, **TILES), one_token(3, 2, 2)),
+        (layer(1, 3, 5, 272, 224, bias=True), one_token(2, 3, 4)),
+        (layer(1, 2, 6, 192, 144, format="nvfp4", **TILES), one_token(4, 4, 2)),
+        (layer(1, 2, 8, 272, 144, format="fp8", **SIGMOID), one_token(2, 2, 2)),
+    ],
+    ids=["mxfp4", "mxfp4-clusters", "16-bits-clusters-of-4", "nvfp4", "fp8-groups"],
+)
+def test_single_multiplies_on_the_host(problem: Problem, chosen: Config) -> None:
+    # With all thread blocks: how many items one has is a number of the launch.
+    assert passes(single.IMPLEMENTATION, problem, chosen, blocks=H200.sms)
+
+
+def test_one_token_takes_two_launches_that_fit_on_an_sm_together() -> None:
+    problem = layer(1, 4, 32, 2880, 2880, format="mxfp4", **TILES)
+    candidates = [
+        config
+        for config in single.IMPLEMENTATION.legal(problem, H200)
+        if not single.IMPLEMENTATION.unpromising(config, problem, H200)
+    ]
+    assert candidates
+    for chosen in candidates:
+        first, second = single.IMPLEMENTATION.program(problem, chosen, H200).steps
+        # An SM keeps 1 KB of its 228 KB for each thread block.
+        assert first.shared_bytes + second.shared_bytes + 2048 <= 228 * 1024
+        assert 2 * (first.shared_bytes + 1024) > 228 * 1024
+        assert first.max_carveout and second.max_carveout
 
 
 @needs_compiler

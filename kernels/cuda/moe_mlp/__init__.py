@@ -1,5 +1,10 @@
-"""`moe_mlp` in CUDA C++: a baseline, streamed weights for few tokens, grouped products for many."""
+"""`moe_mlp` in CUDA C++: a baseline, one token, weights streamed for few, grouped for many."""
 
-from kernelcat.kernels.cuda.moe_mlp import grouped, naive, stream
+from kernelcat.kernels.cuda.moe_mlp import grouped, naive, single, stream
 
-IMPLEMENTATIONS = (naive.IMPLEMENTATION, stream.IMPLEMENTATION, grouped.IMPLEMENTATION)
+IMPLEMENTATIONS = (
+    naive.IMPLEMENTATION,
+    single.IMPLEMENTATION,
+    stream.IMPLEMENTATION,
+    grouped.IMPLEMENTATION,
+)

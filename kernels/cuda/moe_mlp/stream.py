@@ -53,6 +53,18 @@ depth : copies of a warp from global memory in flight
 """
 
 
+def unit_cols(format: str) -> int:
+    """Columns of W that a warp multiplies at a time."""
+    return SCALE_BLOCK if format == "fp8" else 64
+
+
+def slot_bytes(format: str) -> int:
+    """Shared memory of a unit of 16 rows of W, with its scales."""
+    if format in FP4:
+        return 512 + 32 * (8 if format == "nvfp4" else 4)
+    return 2048 + 32 * (4 if format == "fp8" else 0)
+
+
 @dataclass(frozen=True)
 class Product:
     """One of the two products in numbers, for one configuration."""
@@ -84,8 +96,7 @@ class Product:
 
     @property
     def unit_cols(self) -> int:
-        """Columns of W that a warp multiplies at a time."""
-        return SCALE_BLOCK if self.format == "fp8" else 64
+        return unit_cols(self.format)
 
     @property
     def units(self) -> int:
@@ -106,9 +117,7 @@ class Product:
     @property
     def slot_bytes(self) -> int:
         """Shared memory of one unit of a warp."""
-        if self.format in FP4:
-            return self.row_tiles * (512 + 32 * (8 if self.format == "nvfp4" else 4))
-        return self.row_tiles * (2048 + 32 * (4 if self.format == "fp8" else 0))
+        return self.row_tiles * slot_bytes(self.format)
 
     @property
     def sums_bytes(self) -> int:
@@ -205,7 +214,7 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
 def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if (why := why_not_routed(problem)) or is_empty(problem):
         return why
-    if why := _why_not_streamed(problem):
+    if why := why_not_streamed(problem):
         return why
     for product in _products(problem, config):
         if (size := _shared_bytes(product, problem)) > gpu.shared_bytes:
@@ -216,7 +225,7 @@ def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     return None
 
 
-def _why_not_streamed(problem: Problem) -> str | None:
+def why_not_streamed(problem: Problem) -> str | None:
     """Why no configuration serves the problem, or None."""
     format = problem["format"]
     if format in FP4 and problem["packing"] != "tiles":
@@ -281,18 +290,20 @@ OVERLAP = 0.05
 """Share of the shorter time, of the SMs or of the memory, that the longer does not hide."""
 
 
-def _step_ns(product: Product) -> float:
-    if product.format in FP4:
-        return STEP_NS["fp4"]
-    if product.format == "fp8":
-        return STEP_NS["float8" if product.has_fp8_products else "fp8"]
-    return STEP_NS["16 bits"]
+def step_kind(format: str, *, has_fp8_products: bool = False) -> str:
+    """The key of ``STEP_NS``."""
+    if format in FP4:
+        return "fp4"
+    if format == "fp8":
+        return "float8" if has_fp8_products else "fp8"
+    return "16 bits"
 
 
 def _unit_ns(product: Product) -> float:
     """Nanoseconds of an SM for a unit of a warp: issue slots or shared memory."""
     steps = product.row_tiles * product.unit_cols / 16
-    issue_ns = ISSUE_NS + steps * (_step_ns(product) + COLUMN_NS * product.col_tiles)
+    kind = step_kind(product.format, has_fp8_products=product.has_fp8_products)
+    issue_ns = ISSUE_NS + steps * (STEP_NS[kind] + COLUMN_NS * product.col_tiles)
     rows_bytes = 8 * product.col_tiles * product.unit_cols * (1 if product.has_fp8_products else 2)
     return max(issue_ns, (2 * product.slot_bytes + rows_bytes) / SHARED_BYTES_NS)
 
