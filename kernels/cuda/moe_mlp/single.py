@@ -24,8 +24,6 @@ from kernelcat.reference._experts import FP4, FP8
 from kernelcat.reference._moe_parts import is_empty
 from kernelcat.runtime.gpu import Gpu
 
-WARPS = 16
-"""kNumWarps."""
 ITEM_ROWS = 16
 """kItemRows: rows of a result that are an item of work."""
 LANE_CHUNKS = 8
@@ -96,7 +94,7 @@ class Product:
     @property
     def warp_units(self) -> int:
         """Units of the warp with most."""
-        return ceil(self.cluster_items * self.item_units / (self.cluster * WARPS))
+        return ceil(self.cluster_items * self.item_units / (self.cluster * stream.WARPS))
 
     @property
     def rows_bytes(self) -> int:
@@ -111,9 +109,9 @@ class Product:
 
     @property
     def shared_bytes(self) -> int:
-        sums = self.block_items * WARPS + self.cluster_items
+        sums = self.block_items * stream.WARPS + self.cluster_items
         inbox = self.cluster_items * self.cluster if self.cluster > 1 else 0
-        return self.rows_bytes + WARPS * self.ring_bytes + 4 * ITEM_ROWS * (sums + inbox)
+        return self.rows_bytes + stream.WARPS * self.ring_bytes + 4 * ITEM_ROWS * (sums + inbox)
 
 
 def _products(problem: Problem, config: Config, gpu: Gpu) -> tuple[Product, ...]:
@@ -141,7 +139,7 @@ def _step(product: Product, problem: Problem, gpu: Gpu) -> Step:
             *(*operands, *result, Pointer("logits"), Pointer("correction")),
             *(*router_sizes(problem), *map(Int32, sizes)),
         ),
-        WARPS * 32,
+        stream.WARPS * 32,
         shared,
         cluster=(product.cluster, 1, 1),
         programmatic=True,
@@ -185,7 +183,7 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if is_empty(problem):
         return None
     first, second = _products(problem, config, gpu)
-    if min(first.ring_bytes, second.ring_bytes) * WARPS < stream.MIN_IN_FLIGHT:
+    if min(first.ring_bytes, second.ring_bytes) * stream.WARPS < stream.MIN_IN_FLIGHT:
         return "too few bytes in flight for the memory's latency"
     if max(first.shared_bytes, second.shared_bytes) > _half(gpu):
         return "thread blocks of both products do not fit on an SM together"
@@ -208,15 +206,13 @@ rows, and no other warp reads their neighbours at the time."""
 
 def _product_us(product: Product, gpu: Gpu) -> float:
     """The time of the warps with most units, or of the memory."""
-    steps = stream.unit_cols(product.format) / 16
-    step_ns = stream.STEP_NS[stream.step_kind(product.format)] + stream.COLUMN_NS
-    unit_ns = WARPS * ONE_COLUMN * (stream.ISSUE_NS + steps * step_ns)
+    unit_ns = stream.WARPS * ONE_COLUMN * stream.issue_ns(product.format)
     busy_us = product.warp_units * max(unit_ns, stream.UNIT_NS) * 1e-3
     num_bytes = product.items * product.item_units * stream.slot_bytes(product.format)
     memory_us = (copy_us(num_bytes, gpu) - LAUNCH_US) * (1.0 if product.format in FP4 else ROWS)
     early_us = 0.0
     if product.number == 2:  # what is in shared memory before h is complete
-        early = product.ring_bytes * WARPS * product.clusters * product.cluster / num_bytes
+        early = product.ring_bytes * stream.WARPS * product.clusters * product.cluster / num_bytes
         early_us = min(early, 1.0) * memory_us
     longer = max(busy_us, memory_us - early_us)
     return longer + stream.OVERLAP * min(busy_us, memory_us)

@@ -290,22 +290,32 @@ OVERLAP = 0.05
 """Share of the shorter time, of the SMs or of the memory, that the longer does not hide."""
 
 
-def step_kind(format: str, *, has_fp8_products: bool = False) -> str:
-    """The key of ``STEP_NS``."""
+def _step_ns(format: str, has_fp8_products: bool) -> float:
     if format in FP4:
-        return "fp4"
+        return STEP_NS["fp4"]
     if format == "fp8":
-        return "float8" if has_fp8_products else "fp8"
-    return "16 bits"
+        return STEP_NS["float8" if has_fp8_products else "fp8"]
+    return STEP_NS["16 bits"]
+
+
+def issue_ns(
+    format: str, *, row_tiles: int = 1, col_tiles: int = 1, has_fp8_products: bool = False
+) -> float:
+    """Nanoseconds of an SM's issue slots for a unit of a warp, with its products."""
+    steps = row_tiles * unit_cols(format) / 16
+    return ISSUE_NS + steps * (_step_ns(format, has_fp8_products) + COLUMN_NS * col_tiles)
 
 
 def _unit_ns(product: Product) -> float:
     """Nanoseconds of an SM for a unit of a warp: issue slots or shared memory."""
-    steps = product.row_tiles * product.unit_cols / 16
-    kind = step_kind(product.format, has_fp8_products=product.has_fp8_products)
-    issue_ns = ISSUE_NS + steps * (STEP_NS[kind] + COLUMN_NS * product.col_tiles)
+    unit_issue_ns = issue_ns(
+        product.format,
+        row_tiles=product.row_tiles,
+        col_tiles=product.col_tiles,
+        has_fp8_products=product.has_fp8_products,
+    )
     rows_bytes = 8 * product.col_tiles * product.unit_cols * (1 if product.has_fp8_products else 2)
-    return max(issue_ns, (2 * product.slot_bytes + rows_bytes) / SHARED_BYTES_NS)
+    return max(unit_issue_ns, (2 * product.slot_bytes + rows_bytes) / SHARED_BYTES_NS)
 
 
 def _busiest_us(product: Product, num_items: float, gpu: Gpu) -> float:
