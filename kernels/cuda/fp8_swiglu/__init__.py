@@ -59,11 +59,16 @@ def _bytes_moved(problem: Problem) -> int:
     return int(problem["M"] * problem["N"]) * 5 // 2
 
 
+NEXT_ROW_US = 0.06
+"""Each row of a warp after its first: their maxima are found one after the other."""
+
+
 def _fused_us(problem: Problem, config: Config, gpu: Gpu) -> float:
     """Bandwidth grows with the bytes in flight, i.e. warps of an SM times ``unroll``."""
     warps = _num_blocks(problem, config) * config["num_warps"] / gpu.sms
     in_flight = min(warps, 48) * config["unroll"]
-    return copy_us(_bytes_moved(problem), gpu, 0.9 * min(1.0, 0.4 + in_flight / 320))
+    us = copy_us(_bytes_moved(problem), gpu, 0.9 * min(1.0, 0.4 + in_flight / 320))
+    return us + NEXT_ROW_US * (config["unroll"] - 1)
 
 
 def _default(problem: Problem, gpu: Gpu) -> Config:

@@ -52,10 +52,15 @@ def _unpromising_fused(config: Config, problem: Problem, gpu: Gpu) -> str | None
     return None
 
 
+FEW_VECTORS = 4
+"""Vectors that a thread holds without loss. Each more takes 1/64 of the time: fewer warps fit."""
+
+
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     rows, vectors = config.get("rows", 1), config.get("rows", 1) / config["warps"]
     num_programs = ceil(problem["M"] / rows) * _num_blocks(problem)
-    return launch_us(problem["M"] * problem["N"] * 5 // 2, num_programs, vectors / 5, gpu)
+    us = launch_us(problem["M"] * problem["N"] * 5 // 2, num_programs, vectors / 5, gpu)
+    return us * (1 + max(0.0, vectors - FEW_VECTORS) / 64)
 
 
 def _default_fused(problem: Problem, gpu: Gpu) -> Config:
