@@ -51,6 +51,8 @@ def test_failures_are_recorded_do_not_stop_the_tune_and_are_not_tried_again(
     problem = report.problems[0]
     assert winner_of(report).candidate == Candidate("cuda", "honest", {"kind": "fast"})
     assert set(problem.skipped_peers) == {"absent", "unable", "broken"}
+    for peer, why in problem.skipped_peers.items():
+        assert f"peer {peer} was left out of {problem.name}: {why}" in report.lines()
     assert winner_of(report).peer == "host"
     assert winner_of(report).vs_peer[1] > 1.5
     assert report.restarts == 4  # two for "hangs", two for "segfaults"

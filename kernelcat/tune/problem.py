@@ -245,7 +245,7 @@ class ProblemTune:
         self.times.pop(candidate, None)
         self.failed_in.add((regime, candidate))
         if candidate.is_peer:
-            self.report.skipped_peers[candidate.variant] = f"{regime}: {failed.detail}"
+            self._leave_out(candidate.variant, f"{regime}: {failed.detail}")
         else:
             self.history.failed[candidate] = row.status
 
@@ -306,10 +306,14 @@ class ProblemTune:
             candidate = Candidate(PEER, peer.name)
             reply = self.tools.supervisor.verify(candidate, self.seeds[0])
             if isinstance(reply, Failed):
-                self.report.skipped_peers[peer.name] = reply.detail
+                self._leave_out(peer.name, reply.detail)
             else:
                 peers.append(candidate)
         return peers
+
+    def _leave_out(self, peer: str, why: str) -> None:
+        self.report.skipped_peers[peer] = why
+        self.tools.note(f"peer {peer} was left out of {self.report.name}: {why}")
 
     def _race(self, regime: str, state: str, peers: list[Candidate]) -> None:
         """Races until no finalist fails; stores the rows and the winner."""
