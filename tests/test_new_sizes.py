@@ -112,10 +112,12 @@ def test_the_count_of_functions_sees_a_choice(machine: Machine) -> None:
     assert functions_called(lambda: op(*inputs, **named)) > 2 * MAX_FUNCTIONS["gemm"]
 
 
-MAX_FUNCTIONS_OF_A_CHOICE = {"gemm": 7600, "paged_attn": 1050, "moe_route": 1400, "rms_norm": 710}
+MAX_FUNCTIONS_OF_A_CHOICE = {
+    "gemm": 8300, "paged_attn": 18000, "moe_route": 1400, "rms_norm": 710,
+}  # fmt: skip
 """Layer -> functions of a first call whose representative is new, by a measured row or a model.
 
-gemm's model estimates the 59 configurations of its portfolio, in about a millisecond.
+Models estimate the 90 configurations of a portfolio, in about a millisecond.
 """
 
 

@@ -1,8 +1,10 @@
 """Calibration: coefficients and a portfolio that follow from measured rows.
 
 The coefficients of an implementation are a least-squares line through the logarithms of measured
-over estimated time. The line is drawn towards a constant, and the constant towards 1, as if there
-were a few rows that say so: two rows must not decide what far larger problems take.
+over estimated time, of the measured problems and of the random ones that raced. The line is drawn
+towards a constant, and the constant towards 1, as if there were a few rows that say so: two rows
+must not decide what far larger problems take. A row far from the line counts as one at
+:data:`FAR` of it: an estimate knows how many tokens there are, not which sequence has them.
 
 The portfolio is what a call chooses from. One that serves the measured problems alone may lack
 tiles for sizes that nobody raced; a widened one also serves random problems, whose times are
@@ -11,6 +13,7 @@ predicted.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
@@ -26,16 +29,19 @@ from kernelcat.catalog.spec import Entry, Problem
 from kernelcat.report.predictions import Contestant
 from kernelcat.runtime import gpu as gpus
 from kernelcat.runtime.gpu import Gpu
-from kernelcat.store import lines
+from kernelcat.store import lines, random_races
 from kernelcat.store.calibration import Calibrated, Coefficients, Member
 from kernelcat.verify import receipts
 
 STATE, REGIME = "burst", "graph"
 PRIOR_ROWS = 1.0
 """Rows that weigh as much as the belief that an estimate is right."""
+FAR, CLIPS = 2.0, 4
+"""Greatest factor between the ratio of a row and that of the line, and how often the line is drawn
+again with rows that are no farther."""
 PRIOR_SLOPE = 3.0
 """Weight, in rows at a distance of e, of the belief that the ratio does not depend on size."""
-MAX_PORTFOLIO = 64
+MAX_PORTFOLIO = 96
 """Configurations that a call predicts at most; each costs some microseconds."""
 WORTH = 0.0001
 """What a further configuration must take from the mean loss."""
@@ -43,7 +49,7 @@ UNSERVED = 1.0
 """Loss of a problem that nothing serves: e times the least time."""
 NAIVE = "naive"
 """The variant that each ladder begins with."""
-RANDOM_PROBLEMS, RANDOM_SEED = 400, "portfolio"
+RANDOM_PROBLEMS, RANDOM_SEED = 600, "portfolio"
 """Random problems that a portfolio serves, beside the measured ones. Dispatch is judged with other
 seeds."""
 
@@ -74,6 +80,30 @@ def raced(entry: Entry, sku: str) -> dict[Problem, dict[Contestant, float]]:
     return times
 
 
+def randomly_raced(entry: Entry, sku: str) -> dict[Problem, dict[Contestant, float]]:
+    """The shipped races on random problems of ``sku``, with configurations of today's spaces.
+
+    A race has what was served and what a short tune chose: times where no list of problems has one.
+    Their seeds are used up: dispatch is judged with seeds that no model has seen.
+    """
+    spaces = {i.name: i for i in catalog.implementations(entry.name)}
+    times: dict[Problem, dict[Contestant, float]] = {}
+    shipped = [each for each in random_races.shipped(entry.name) if each.gpu == sku]
+    for race in itertools.chain.from_iterable(each.races for each in shipped):
+        if set(race.problem) != set(entry.axis_names):
+            continue
+        problem = Problem.of(entry.name, **race.problem)
+        for name, values, us in (
+            (race.implementation, race.config, race.us),
+            (race.tuned, race.tuned_config, race.tuned_us),
+        ):
+            if name in spaces and values is not None and us:
+                config = Config(values)
+                if spaces[name].why_not_in_space(config) is None:
+                    times.setdefault(problem, {})[name, config] = us
+    return times
+
+
 def fit(entry: Entry, gpu: Gpu, times: Times, rule: str, widened: bool = False) -> Calibrated:
     """The model of ``entry`` on ``gpu`` that follows from ``times``; it has no judgement yet.
 
@@ -91,6 +121,8 @@ def fit(entry: Entry, gpu: Gpu, times: Times, rule: str, widened: bool = False) 
             }
         )
     points = {**_sibling_points(entry.name, gpu.sku), **_points(times, gpu)}
+    for name, more in _points(randomly_raced(entry, gpu.sku), gpu).items():
+        points[name] = [*points.get(name, ()), *more]
     coefficients = {_short(name): _line(points[name]) for name in sorted(points)}
     for estimates in _random_estimates(entry.name, gpu) if widened else ():
         predicted = {}
@@ -211,8 +243,12 @@ def _line(points: Sequence[Point]) -> Coefficients:
     center = float(estimates.mean())
     matrix = np.column_stack((np.ones(len(points)), estimates - center))
     prior = np.diag(np.sqrt([PRIOR_ROWS, PRIOR_SLOPE**2]))
-    solution = np.linalg.lstsq(np.vstack((matrix, prior)), np.append(ratios, (0, 0)), rcond=None)[0]
-    errors = ratios - matrix @ solution
+    system, near = np.vstack((matrix, prior)), ratios
+    for _ in range(CLIPS + 1):
+        solution = np.linalg.lstsq(system, np.append(near, (0, 0)), rcond=None)[0]
+        line = matrix @ solution
+        near = np.clip(ratios, line - log(FAR), line + log(FAR))
+    errors = near - line
     numbers = {
         "factor": exp(solution[0]),
         "slope": float(solution[1]),

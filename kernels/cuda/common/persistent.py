@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil
 from typing import Any, ClassVar
 
@@ -39,9 +40,17 @@ SHARE_OF_SMS = {1: 1.0, 2: 1.0, 4: 0.91, 8: 0.85}
 four and 14 of eight ran at once; cuBLAS launches 30 and 15 on an H100."""
 
 
+@lru_cache
 def clusters_at_once(thread_blocks: int, size: int) -> int:
     """Clusters of ``size`` that run at once where ``thread_blocks`` of one fit."""
     return max(int(thread_blocks * SHARE_OF_SMS[size] / size), 1)
+
+
+@lru_cache
+def _two_numbers(text: str) -> tuple[int, int]:
+    """``"128x64"`` -> 128, 64."""
+    first, second = text.split("x")
+    return int(first), int(second)
 
 
 def loaded_rows(rows: int, sharers: int) -> int:
@@ -80,8 +89,8 @@ class PersistentPlan(ABC):
     @staticmethod
     def fields(config: Mapping[str, Any], problem: Problem, gpu: Gpu) -> dict[str, Any]:
         """The fields above, by name."""
-        block_m, block_n = map(int, config["tile"].split("x"))
-        cluster_m, cluster_n = map(int, config["cluster"].split("x"))
+        block_m, block_n = _two_numbers(config["tile"])
+        cluster_m, cluster_n = _two_numbers(config["cluster"])
         m, n = problem["M"], problem["N"]
         rows, cols = (n, m) if config["swap"] else (m, n)
         return {

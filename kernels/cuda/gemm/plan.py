@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil
 
 from kernelcat.catalog.implementation import Config
@@ -127,6 +128,7 @@ class Plan(PersistentPlan):
         return self.num_stages(gpu) * (self.stage_bytes + 16) + self.fixed_bytes
 
 
+@lru_cache
 def _widest(count: int, limit: int) -> int:
     """The widest of 64, 32 and 16 that divides ``count`` and is within ``limit``; of other
     multiples of 8 the widest part within ``limit`` that is one, too; else 8."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import ceil
 
 from kernelcat.catalog.cost_model import BANDWIDTH_EFFICIENCY, L2_TO_DRAM
@@ -53,6 +54,7 @@ and key-value head. ``blocks_per_sm`` have room on an SM, those of the next laun
 for the window of one sequence (2.1 us), and 3 us slower for five short sequences (H200)."""
 
 
+@lru_cache(256)  # asked for twice by each configuration of a choice
 def _shared_bytes(problem: Problem, config: Config) -> int:
     """Stages or accumulators and softmax of all warps, inbox, block table, sinks and a barrier."""
     rows, dim, cluster = 8 * row_tiles(problem), problem["head_dim"], config["cluster"]

@@ -8,7 +8,7 @@ The device code is in modules that import the DSL; they are imported when a kern
 
 from __future__ import annotations
 
-from kernelcat.catalog.cost_model import LAUNCH_US
+from kernelcat.catalog.cost_model import BANDWIDTH_EFFICIENCY, LAUNCH_US, copy_us
 from kernelcat.catalog.implementation import Config, Implementation, Program, Step
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cute import CuteSource
@@ -27,7 +27,7 @@ from kernelcat.kernels.cute.flashmla.program import (
     tensor_kinds,
     unpromising_splits,
 )
-from kernelcat.reference._mla_row import ROW
+from kernelcat.reference._mla_row import LATENT, ROW
 from kernelcat.reference.flashmla import ENTRY
 from kernelcat.runtime.gpu import Gpu
 
@@ -186,11 +186,17 @@ def _wgmma_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
 
 
 def _wgmma_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Thread blocks of a cluster load a tile once for both, but wait for each other."""
+    """Thread blocks of a cluster load a tile once for both, but wait for each other.
+
+    An SM has one thread block, so no product runs there while queries are loaded or results are
+    stored.
+    """
     tile_us = WGMMA_TILE_US * (0.95 if config["cluster"] > 1 else 1.0)
     tile_us += is_packed(problem) * WGMMA_WIDEN_US
     block, splits = WGMMA_BLOCK, config["splits"]
-    return attend_us(problem, gpu, block, block, splits, gpu.sms, tile_us, 1.0)
+    us = attend_us(problem, gpu, block, block, splits, gpu.sms, tile_us, 1.0, config["cluster"])
+    num_bytes = problem["tokens"] * problem["heads"] * 2 * (ROW + LATENT)
+    return us + copy_us(num_bytes, gpu, BANDWIDTH_EFFICIENCY)
 
 
 WGMMA = Implementation(

@@ -211,7 +211,8 @@ PARTIAL_ROW_US = 1.6e-3
 """Microseconds to write a row's partial result and to read it in the second kernel. This and the
 times of a tile are fitted to 271 times on an H100 and an H200."""
 IDLE_US = 0.5
-"""Microseconds of a thread block that reads a length and ends."""
+"""Microseconds of a thread block that reads a length and ends; those of a cluster wait for each
+other."""
 
 
 def attend_us(
@@ -223,6 +224,7 @@ def attend_us(
     resident_ctas: int,
     tile_us: float,
     bandwidth_share: float,
+    cluster: int = 1,
 ) -> float:
     """Time of the waves of thread blocks, ``tile_us`` for a tile of tokens, or of the bytes."""
     if is_empty(problem):
@@ -246,7 +248,7 @@ def attend_us(
     )
     # Thread blocks that find no rows, or no tile of tokens.
     idle_ctas = grid_tiles * splits - ctas
-    math_us += idle_ctas / resident_ctas * IDLE_US
+    math_us += idle_ctas / resident_ctas * IDLE_US * cluster
     busy = min(1.0, ctas / resident_ctas)
     efficiency = BANDWIDTH_EFFICIENCY * bandwidth_share * busy
     memory_us = copy_us(ENTRY.bytes_moved(problem), gpu, efficiency)
