@@ -209,7 +209,7 @@ def _window(problem: Problem) -> int:
     return int(problem.values.get("window", 0))
 
 
-@lru_cache(256)  # as query_groups
+@lru_cache(16)  # as query_groups
 def pairs_seen(problem: Problem) -> int:
     """Number of pairs of a query and a key that is visible to the query."""
     total = 0

@@ -54,7 +54,7 @@ and key-value head. ``blocks_per_sm`` have room on an SM, those of the next laun
 for the window of one sequence (2.1 us), and 3 us slower for five short sequences (H200)."""
 
 
-@lru_cache(256)  # asked for twice by each configuration of a choice
+@lru_cache(16)  # each configuration of a choice asks twice
 def _shared_bytes(problem: Problem, config: Config) -> int:
     """Stages or accumulators and softmax of all warps, inbox, block table, sinks and a barrier."""
     rows, dim, cluster = 8 * row_tiles(problem), problem["head_dim"], config["cluster"]

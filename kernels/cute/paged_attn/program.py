@@ -91,7 +91,7 @@ def num_rows(problem: Problem) -> int:
     return int(problem["max_q"] * (problem["heads"] // problem["kv_heads"]))
 
 
-@lru_cache(256)  # asked for by each configuration of a choice
+@lru_cache(16)  # each configuration of a choice asks for the same problem
 def tile_rows(problem: Problem) -> int:
     """Rows of a tile: the smallest of 16, 32 and 64 that holds all rows of a head, or 64."""
     return next((block for block in (16, 32) if num_rows(problem) <= block), 64)
