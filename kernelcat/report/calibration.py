@@ -13,12 +13,11 @@ predicted.
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from math import exp, log
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -67,17 +66,14 @@ class Point(NamedTuple):
 
 def raced(entry: Entry, sku: str) -> dict[Problem, dict[Contestant, float]]:
     """The shipped rows of ``sku`` that passed, with configurations of today's spaces."""
-    spaces = {i.name: i for i in catalog.implementations(entry.name)}
-    times: dict[Problem, dict[Contestant, float]] = {}
-    for row in lines.shipped():
-        if (row.entry, row.gpu, row.regime, row.state) != (entry.name, sku, REGIME, STATE):
-            continue
-        name, config = f"{row.entry}/{row.language}/{row.variant}", Config(row.config)
-        is_known = name in spaces and spaces[name].why_not_in_space(config) is None
-        if is_known and row.median_us and set(row.problem) == set(entry.axis_names):
-            problem = Problem.of(entry.name, **row.problem)
-            times.setdefault(problem, {})[name, config] = row.median_us
-    return times
+    return _times(
+        entry,
+        (
+            (row.problem, f"{row.entry}/{row.language}/{row.variant}", row.config, row.median_us)
+            for row in lines.shipped()
+            if (row.entry, row.gpu, row.regime, row.state) == (entry.name, sku, REGIME, STATE)
+        ),
+    )
 
 
 def randomly_raced(entry: Entry, sku: str) -> dict[Problem, dict[Contestant, float]]:
@@ -86,21 +82,31 @@ def randomly_raced(entry: Entry, sku: str) -> dict[Problem, dict[Contestant, flo
     A race has what was served and what a short tune chose: times where no list of problems has one.
     Their seeds are used up: dispatch is judged with seeds that no model has seen.
     """
+    races = [
+        race for each in random_races.shipped(entry.name) if each.gpu == sku for race in each.races
+    ]
+    served = ((race.problem, race.implementation, race.config, race.us) for race in races)
+    tuned = ((race.problem, race.tuned, race.tuned_config, race.tuned_us) for race in races)
+    return _times(entry, (*served, *tuned))
+
+
+def _times(
+    entry: Entry,
+    found: Iterable[tuple[Mapping[str, Any], str | None, Mapping[str, Any] | None, float | None]],
+) -> dict[Problem, dict[Contestant, float]]:
+    """The times of ``found``: a problem's axes, implementation, configuration, microseconds.
+
+    Left out is what has no time, and what today's entry and spaces no longer have.
+    """
     spaces = {i.name: i for i in catalog.implementations(entry.name)}
     times: dict[Problem, dict[Contestant, float]] = {}
-    shipped = [each for each in random_races.shipped(entry.name) if each.gpu == sku]
-    for race in itertools.chain.from_iterable(each.races for each in shipped):
-        if set(race.problem) != set(entry.axis_names):
+    for axes, name, values, us in found:
+        if name not in spaces or values is None or not us or set(axes) != set(entry.axis_names):
             continue
-        problem = Problem.of(entry.name, **race.problem)
-        for name, values, us in (
-            (race.implementation, race.config, race.us),
-            (race.tuned, race.tuned_config, race.tuned_us),
-        ):
-            if name in spaces and values is not None and us:
-                config = Config(values)
-                if spaces[name].why_not_in_space(config) is None:
-                    times.setdefault(problem, {})[name, config] = us
+        config = Config(values)
+        if spaces[name].why_not_in_space(config) is None:
+            problem = Problem.of(entry.name, **axes)
+            times.setdefault(problem, {})[name, config] = us
     return times
 
 
