@@ -225,13 +225,19 @@ def attend_us(
     tile_us: float,
     bandwidth_share: float,
     cluster: int = 1,
+    is_causal: bool = False,
 ) -> float:
-    """Time of the waves of thread blocks, ``tile_us`` for a tile of tokens, or of the bytes."""
+    """Time of the waves of thread blocks, ``tile_us`` for a tile of tokens, or of the bytes.
+
+    ``is_causal``: row tiles end at the last token that they see, and the longest begin first.
+    """
     if is_empty(problem):
         return LAUNCH_US
     groups = [(g, g.sequences * ceil(g.queries * problem["heads"] / block_m))
               for g in query_groups(problem)]  # fmt: skip
-    tokens = sum(g.tokens * tiles for g, tiles in groups) / sum(tiles for _, tiles in groups)
+    tokens = sum(
+        (g.tokens - is_causal * (g.queries - 1) / 2) * tiles for g, tiles in groups
+    ) / sum(tiles for _, tiles in groups)
     tiles = max(1.0, tokens / block_n)
     # The grid has the row tiles of the longest query for each sequence. One of each is not full.
     grid_tiles = num_row_tiles(problem, block_m) * problem["batch"]
@@ -239,7 +245,7 @@ def attend_us(
     ctas = min(grid_tiles, full_tiles + problem["batch"]) * min(splits, ceil(tiles))
     # Thread blocks of equal work end together, in waves; those of unequal work do not.
     waves = ctas / resident_ctas
-    if problem["lengths"] != "ragged":
+    if problem["lengths"] != "ragged" and not is_causal:
         waves = ceil(waves)
     longest = ceil(problem["table_width"] * problem["page_size"] / block_n)
     math_us = max(

@@ -71,7 +71,10 @@ LANES = 32
 
 
 class Wgmma(Seesaw, Result, Gather):
-    """Rows of a sequence are the heads of one query token after another."""
+    """Rows of a sequence are the heads of one query token after another.
+
+    ``is_causal``: a row tile ends at the last token that it sees, and the longest begin first.
+    """
 
     def __init__(
         self,
@@ -83,12 +86,14 @@ class Wgmma(Seesaw, Result, Gather):
         scores_first: bool,
         split: bool,
         programmatic: bool,
+        is_causal: bool = False,
     ):
-        assert block_n == BLOCK and programmatic
+        assert block_n == BLOCK and programmatic and not (split and is_causal)
         self.dtype, self.packed, self.page_size = element_type(dtype), packed, page_size
         # Of three warpgroups one produces; all start with 168 registers.
         self.producer_registers, self.mma_registers = (88, 208) if packed else (24, 240)
         self.cluster, self.scores_first, self.split = cluster, scores_first, split
+        self.is_causal = is_causal
 
     @cute.jit
     def __call__(
@@ -202,6 +207,8 @@ class Wgmma(Seesaw, Result, Gather):
         warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         row_tile, split_idx, seq = cute.arch.block_idx()
         row_tiles, num_splits, _ = cute.arch.grid_dim()
+        if cutlass.const_expr(self.is_causal):  # the last rows see most, so they begin first
+            row_tile = row_tiles - 1 - row_tile
         if warp_idx == PRODUCER_WARP:
             cpasync.prefetch_descriptor(q_atom)
             cpasync.prefetch_descriptor(k_atom)
@@ -236,6 +243,11 @@ class Wgmma(Seesaw, Result, Gather):
         rows, row_begin = q_len * heads, row_tile * BLOCK
         used = used_splits(kv_len, BLOCK, num_splits)
         tiles = cute.ceil_div(kv_len, BLOCK)
+        if cutlass.const_expr(self.is_causal):
+            # Up to the last token that a row of the cluster sees.
+            end_row = cutlass.min((row_tile // self.cluster + 1) * (self.cluster * BLOCK), rows)
+            visible = kv_len - q_len + cute.ceil_div(end_row, heads)
+            tiles = cute.ceil_div(cutlass.max(visible, 0), BLOCK)
         num_tiles = cute.ceil_div(cutlass.max(tiles - split_idx, 0), num_splits)
         # Either both thread blocks of a cluster have work, or neither.
         has_rows = (row_tile // self.cluster * (self.cluster * BLOCK) < rows) & (split_idx < used)
