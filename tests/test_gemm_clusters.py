@@ -1,4 +1,4 @@
-"""gemm/cuda/wgmma in clusters that share both operands, and with three consumers, on the host.
+"""gemm/cuda/wgmma and gemm/cuda/fitted in clusters, and with three consumers, on the host.
 
 Loads and remote arrivals land at random times, so that a stage that is overwritten too early, or
 read before it has arrived, gives wrong results.
@@ -12,9 +12,9 @@ import cuda_fibers
 import pytest
 
 from kernelcat import catalog
-from kernelcat.catalog.implementation import Config
+from kernelcat.catalog.implementation import Config, Implementation, TensorMap
 from kernelcat.catalog.spec import Problem
-from kernelcat.kernels.cuda.gemm.wgmma import IMPLEMENTATION
+from kernelcat.kernels.cuda.gemm import fitted, wgmma
 from kernelcat.verify import gate
 
 needs_compiler = pytest.mark.skipif(cuda_fibers.COMPILER is None, reason="needs g++")
@@ -49,19 +49,49 @@ CASES = {
 """Problem, configuration, and SMs of the host: room for one cluster or two."""
 
 
-def verdict(problem: Problem, config: Config, sms: int) -> Any:
+def verdict(
+    problem: Problem, config: Config, sms: int,
+    implementation: Implementation = wgmma.IMPLEMENTATION,
+) -> Any:  # fmt: skip
     host = cuda_fibers.Host(max_blocks=sms, sms=sms)
-    assert IMPLEMENTATION.illegal(config, problem, host.gpu) is None
-    return gate.check(IMPLEMENTATION, problem, config, host, seeds=(0,))
+    assert implementation.illegal(config, problem, host.gpu) is None
+    return gate.check(implementation, problem, config, host, seeds=(0,))
 
 
 @needs_compiler
+@pytest.mark.parametrize("variant", [wgmma, fitted])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_a_product_is_right(case: Any) -> None:
-    found = verdict(*case)
+def test_a_product_is_right(case: Any, variant: Any) -> None:
+    found = verdict(*case, variant.IMPLEMENTATION)
     assert found.passed, found.detail
 
 
+def test_boxes_of_last_tiles_reach_to_the_end_of_the_operands() -> None:
+    """72 rows of A in parts of 24: the second tile has 58 rows, and its last part 10 of them."""
+    problem, config, sms = FOUR_BY_TWO
+    (step,) = fitted.IMPLEMENTATION.program(
+        problem, config, cuda_fibers.Host(max_blocks=sms, sms=sms).gpu
+    ).steps
+    boxes = [p.box for p in step.params if isinstance(p, TensorMap) and p.tensor in ("a", "b")]
+    assert boxes[:4] == [(64, 32), (64, 16), (64, 24), (64, 16)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "block", "part", "height"),
+    [(139, 64, 64, 16), (136, 64, 64, 8), (192, 64, 64, 64), (185, 64, 64, 64), (130, 72, 24, 16),
+     (300, 64, 32, 16)],
+)  # fmt: skip
+def test_edge_boxes_have_whole_atoms(rows: int, block: int, part: int, height: int) -> None:
+    assert fitted.edge_rows(rows, block, part) == height
+
+
+def test_a_product_of_whole_tiles_needs_no_edges() -> None:
+    gpu = cuda_fibers.Host(max_blocks=8, sms=8).gpu
+    reason = fitted.IMPLEMENTATION.illegal(tiles("64x64", "1x1"), gemm(128, 640, 704), gpu)
+    assert reason == "no tile has rows or columns outside of the product"
+
+
+PRODUCT = "gemm/wgmma_product.cuh"
 RING, RELEASE = "include/kernelcat/operand_ring.cuh", "include/kernelcat/stage_release.cuh"
 FAULTS = {
     "a part goes to another row of the cluster": (
@@ -77,13 +107,21 @@ FAULTS = {
         RELEASE, "lane < kClusterM + kClusterN - 1", "lane < kClusterN", FOUR_BY_TWO,
     ),
     "a stage is overwritten before the column of the cluster has read it": (
-        "gemm/wgmma.cu", "Config::kNumSharers *", "Config::kClusterN *", FOUR_BY_TWO,
+        PRODUCT, "Config::kNumSharers *", "Config::kClusterN *", FOUR_BY_TWO,
     ),
     "a thread block has the tile of the one above it": (
         "include/kernelcat/block_schedule.cuh", "rank / Config::kClusterN", "0", TWO_BY_TWO,
     ),
     "a stage is overwritten before the third consumer has read it": (
-        "gemm/wgmma.cu", "Config::kConsumersPerTile * 4", "8", THREE_CONSUMERS,
+        PRODUCT, "Config::kConsumersPerTile * 4", "8", THREE_CONSUMERS,
+    ),
+    "the last part is loaded with rows outside": (
+        RING, "left < kPart ? operand.edge : operand.whole", "operand.whole",
+        (*FOUR_BY_TWO, fitted.IMPLEMENTATION),
+    ),
+    "bytes of rows outside are waited for": (
+        RING, "Config::kStageBytes - outside * kRowBytes", "Config::kStageBytes",
+        (*FOUR_BY_TWO, fitted.IMPLEMENTATION),
     ),
 }  # fmt: skip
 """What is wrong -> file of kernels/cuda, text, replacement, and the case that shows it."""

@@ -15,7 +15,7 @@
 // is needed: a thread block waits for all stores into its own shared memory.
 #include <kernelcat/remote_store.cuh>
 
-#include "wgmma.cu"
+#include "wgmma_product.cuh"
 
 namespace kernelcat {
 

@@ -11,7 +11,7 @@
 // named 1 + c | threads of consumer c (128)          | consumer c  | its chunks, bias and is_last
 #include <kernelcat/stream_k.cuh>
 
-#include "wgmma.cu"
+#include "wgmma_product.cuh"
 
 namespace kernelcat {
 
