@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
@@ -70,7 +71,8 @@ def draw_lengths(problem: Problem, room: int, max_new: int) -> Lengths:
     if batch == 0:
         return (), ()
     if problem["lengths"] == "equal":
-        return tuple(tokens // batch + (s < tokens % batch) for s in range(batch)), (room,) * batch
+        each, more = divmod(tokens, batch)
+        return (each + 1,) * more + (each,) * (batch - more), (room,) * batch
     if problem["lengths"] == "skewed":
         return _skewed(batch, tokens, room, max_new)
     dice = random.Random(problem.key)
@@ -210,15 +212,21 @@ def _window(problem: Problem) -> int:
 
 
 @lru_cache(16)  # as query_groups
+def _sequences_by_lengths(problem: Problem) -> Counter[tuple[int, int]]:
+    """``(q_len, kv_len)`` -> sequences with these lengths: drawn ones often have equal lengths."""
+    return Counter(zip(*lengths(problem), strict=True))
+
+
+@lru_cache(16)  # as query_groups
 def pairs_seen(problem: Problem) -> int:
     """Number of pairs of a query and a key that is visible to the query."""
-    total = 0
-    for q_len, kv_len in zip(*lengths(problem), strict=True):
-        cached, limit = kv_len - q_len, _window(problem) or kv_len
+    total, window = 0, _window(problem)
+    for (q_len, kv_len), sequences in _sequences_by_lengths(problem).items():
+        cached, limit = kv_len - q_len, window or kv_len
         # queries that the window does not limit
         below_limit = min(max(limit - cached, 0), q_len)
-        total += below_limit * cached + below_limit * (below_limit + 1) // 2
-        total += (q_len - below_limit) * limit
+        seen = below_limit * cached + below_limit * (below_limit + 1) // 2
+        total += sequences * (seen + (q_len - below_limit) * limit)
     return total
 
 
@@ -261,10 +269,10 @@ def query_groups(problem: Problem) -> tuple[QueryGroup, ...]:
 @lru_cache(256)  # as query_groups
 def tokens_read(problem: Problem) -> int:
     """Number of cached tokens that are visible to at least one query."""
-    total = 0
-    for q_len, kv_len in zip(*lengths(problem), strict=True):
-        first = max(0, kv_len - q_len + 1 - _window(problem)) if _window(problem) else 0
-        total += kv_len - first if q_len else 0
+    total, window = 0, _window(problem)
+    for (q_len, kv_len), sequences in _sequences_by_lengths(problem).items():
+        first = max(0, kv_len - q_len + 1 - window) if window else 0
+        total += sequences * (kv_len - first if q_len else 0)
     return min(total, problem["pages"] * problem["page_size"])
 
 

@@ -24,6 +24,7 @@ never read: both may hold anything, NaN too.
 from __future__ import annotations
 
 import itertools
+from functools import lru_cache
 from random import Random
 
 from kernelcat import dtypes
@@ -184,6 +185,7 @@ def _flops(problem: Problem) -> int:
     return int(4 * problem["heads"] * problem["head_dim"] * pairs_seen(problem))
 
 
+@lru_cache(16)  # estimates of all configurations ask for the same problem
 def _bytes_moved(problem: Problem) -> int:
     """Visible keys and values, queries, results and their log-sum-exps."""
     query_bytes = problem["head_dim"] * dtypes.itemsize(problem["dtype"])

@@ -1,7 +1,5 @@
 """The time model of products whose operands TMA loads into a ring."""
 
-from dataclasses import replace
-
 import pytest
 
 from kernelcat.catalog.ring_model import BITS_8, BITS_16, RingModel, Tiles
@@ -45,12 +43,12 @@ def test_without_anything_else_a_product_takes_what_the_tensor_cores_take(dtype,
 
 
 def test_without_products_an_array_takes_what_dram_takes() -> None:
-    no_tiles = replace(WHOLE_CHIP, waves=0, stored=0, thread_blocks=0)
+    no_tiles = WHOLE_CHIP._replace(waves=0, stored=0, thread_blocks=0)
     assert us(IDEAL, no_tiles, bytes_moved=10**9) == pytest.approx(1e9 / H100.bandwidth * 1e6)
 
 
 def test_what_runs_at_once_takes_longer_than_the_longest_and_less_than_the_sum() -> None:
-    no_tiles = replace(WHOLE_CHIP, waves=0, stored=0)
+    no_tiles = WHOLE_CHIP._replace(waves=0, stored=0)
     start = BITS_16.start_us
     products, memory = us(BITS_16, WHOLE_CHIP) - start, us(BITS_16, no_tiles, "bfloat16", 10**8)
     memory -= start
@@ -61,28 +59,28 @@ def test_what_runs_at_once_takes_longer_than_the_longest_and_less_than_the_sum()
 @pytest.mark.parametrize("model", [BITS_16, BITS_8])
 def test_rows_that_begin_at_no_line_cost_more_and_those_at_no_sector_most(model) -> None:
     line, sector, none = (
-        us(model, replace(WHOLE_CHIP, row_bytes=row_bytes))
+        us(model, WHOLE_CHIP._replace(row_bytes=row_bytes))
         for row_bytes in (8192, 8192 - 64, 8192 - 16)
     )
     assert line < sector < none
 
 
 def test_a_cluster_pays_only_where_operands_limit() -> None:
-    wide = replace(WHOLE_CHIP, block_n=256, cols=256)
-    assert us(BITS_16, wide) < us(BITS_16, replace(wide, cluster_n=2))
+    wide = WHOLE_CHIP._replace(block_n=256, cols=256)
+    assert us(BITS_16, wide) < us(BITS_16, wide._replace(cluster_n=2))
     unaligned = {"row_bytes": 8192 - 16, "block_m": 128, "block_n": 64}
-    assert us(BITS_16, replace(WHOLE_CHIP, **unaligned, cluster_n=2)) < us(
-        BITS_16, replace(WHOLE_CHIP, **unaligned)
+    assert us(BITS_16, WHOLE_CHIP._replace(**unaligned, cluster_n=2)) < us(
+        BITS_16, WHOLE_CHIP._replace(**unaligned)
     )
 
 
 def test_rows_outside_of_the_product_are_not_loaded() -> None:
-    few = replace(WHOLE_CHIP, rows=5, thread_blocks=1)
-    assert us(BITS_16, few) < us(BITS_16, replace(few, rows=128))
+    few = WHOLE_CHIP._replace(rows=5, thread_blocks=1)
+    assert us(BITS_16, few) < us(BITS_16, few._replace(rows=128))
 
 
 def test_tiles_between_fitted_widths_have_rates_between_theirs() -> None:
-    narrow, middle, wide = (us(IDEAL, replace(WHOLE_CHIP, block_n=n)) / n for n in (64, 96, 128))
+    narrow, middle, wide = (us(IDEAL, WHOLE_CHIP._replace(block_n=n)) / n for n in (64, 96, 128))
     assert narrow == pytest.approx(2 * wide)
     assert middle == pytest.approx(wide / 0.75)
 

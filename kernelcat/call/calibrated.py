@@ -61,20 +61,18 @@ def predictions(
 def _of_portfolio(
     model: Calibrated, problem: Problem, gpu: Gpu, allows: Callable[[str, str], bool]
 ) -> Iterator[Prediction]:
-    members = {member.implementation for member in model.portfolio}
-    found = {name: _find(problem.entry, *name.split("/")) for name in members}
-    for member in model.portfolio:
-        implementation = found[member.implementation]
-        if implementation is None or not allows(implementation.language, implementation.variant):
+    for name, configs in model.configs.items():
+        language, variant = name.split("/")
+        implementation = _find(problem.entry, language, variant)
+        if implementation is None or not allows(language, variant):
             continue
-        estimate_us = _estimate(implementation, member.config, problem, gpu)
-        if estimate_us is not None:
-            coefficients = model.coefficients[member.implementation]
-            us = coefficients.predict(estimate_us)
-            yield Prediction(
-                us * coefficients.doubt, us, implementation.language, implementation.variant,
-                member.config,
-            )  # fmt: skip
+        coefficients = model.coefficients[name]
+        predict, doubt = coefficients.predict, coefficients.doubt
+        for config in configs:
+            estimate_us = _estimate(implementation, config, problem, gpu)
+            if estimate_us is not None:
+                us = predict(estimate_us)
+                yield Prediction(us * doubt, us, language, variant, config)
 
 
 def _of_mates(problem: Problem, gpu: Gpu, mates: Iterable[Choice]) -> Iterator[Prediction]:

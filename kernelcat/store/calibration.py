@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, cached_property
 from math import exp, log
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,14 @@ class Calibrated:
     coefficients: Mapping[str, Coefficients]
     portfolio: tuple[Member, ...]
     widened: bool = False
+
+    @cached_property
+    def configs(self) -> dict[str, list[Config]]:
+        """``cuda/wgmma`` -> its configurations in the portfolio."""
+        found = dict[str, list[Config]]()
+        for member in self.portfolio:
+            found.setdefault(member.implementation, []).append(member.config)
+        return found
 
     def to_json(self) -> dict[str, Any]:
         return {

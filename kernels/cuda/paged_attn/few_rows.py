@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import ceil
 
 from kernelcat.catalog.implementation import Config
@@ -27,6 +28,16 @@ NO_OVERLAP_US = 1.0
 
 def why_not_few_rows(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     """Why neither kernel serves the problem in a configuration, or None."""
+    if reason := _why_not_problem(problem):
+        return reason
+    if config["cluster"] > 8 and gpu.mig:
+        return "a slice of a GPU may have no room for a cluster of 16"
+    return None
+
+
+@lru_cache(16)  # each configuration of a choice asks for the same problem
+def _why_not_problem(problem: Problem) -> str | None:
+    """Why neither kernel serves the problem, or None."""
     rows = problem["max_q"] * group(problem)
     if rows > MAX_ROWS:
         return f"{rows} rows are more than the {MAX_ROWS} that registers hold"
@@ -36,8 +47,6 @@ def why_not_few_rows(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         return f"{num_slots(problem)} slots are more than 32-bit indices reach"
     if max(problem["batch"], problem["kv_heads"]) > 65535:
         return "batch and kv_heads must be at most 65535, a grid's size in y and z"
-    if config["cluster"] > 8 and gpu.mig:
-        return "a slice of a GPU may have no room for a cluster of 16"
     return None
 
 
@@ -64,9 +73,12 @@ def tile_us(problem: Problem, config: Config, blocks: int, gpu: Gpu) -> float:
     return TILE_US * config["tokens"] / 32 * problem["head_dim"] / 64 * max(1.0, warps / 12)
 
 
-def next_launch_fits(clusters: int, config: Config, gpu: Gpu) -> bool:
-    """Whether the ``clusters`` of the next launch find room beside those of this one."""
-    if config["cluster"] == 1:
-        return 2 * clusters <= gpu.sms * config["blocks_per_sm"]
-    per_gpc = GPC_SMS * config["blocks_per_sm"] // config["cluster"]
+def next_launch_fits(clusters: int, cluster: int, blocks_per_sm: int, gpu: Gpu) -> bool:
+    """Whether the ``clusters`` of the next launch find room beside those of this one.
+
+    ``cluster`` is the size of each, and an SM has room for ``blocks_per_sm`` thread blocks.
+    """
+    if cluster == 1:
+        return 2 * clusters <= gpu.sms * blocks_per_sm
+    per_gpc = GPC_SMS * blocks_per_sm // cluster
     return 2 * clusters <= gpu.sms // GPC_SMS * per_gpc

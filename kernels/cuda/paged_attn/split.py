@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil
 
 from kernelcat import dtypes
@@ -117,6 +118,11 @@ class Plan:
         return ceil(self.num_warps * 64 * self.head_dim / (2 * self.tile_bytes))
 
 
+@lru_cache(16)  # each configuration of a choice asks three times
+def _plan(config: Config, problem: Problem) -> Plan:
+    return Plan.of(config, problem)
+
+
 def _rows(problem: Problem, queries: int) -> int:
     """Rows of a sequence and key-value head."""
     return int(queries * group(problem))
@@ -140,7 +146,7 @@ def _illegal_shape(plan: Plan) -> str | None:
 
 
 def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    plan = Plan.of(config, problem)
+    plan = _plan(config, problem)
     reason = _illegal_shape(plan)
     if reason is not None:
         return reason
@@ -152,7 +158,7 @@ def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 
 def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    plan, rows = Plan.of(config, problem), _rows(problem, problem["max_q"])
+    plan, rows = _plan(config, problem), _rows(problem, problem["max_q"])
     threads = 32 * plan.num_warps
     if plan.tile_bytes > 16 * threads * MAX_COPIES:
         return f"a thread would copy more than {MAX_COPIES} units of 16 bytes of a tile of keys"
@@ -191,7 +197,7 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     """The longest of DRAM, L2, work and latency, then ranges, changes of row tiles and merges."""
     if num_rows(problem) == 0:
         return LAUNCH_US
-    plan = Plan.of(config, problem)
+    plan = _plan(config, problem)
     rows = _rows(problem, q_len(problem))
     row_tiles = problem["batch"] * problem["kv_heads"] * ceil(rows / plan.block_m)
     queries = min(ceil(plan.block_m * q_len(problem) / rows), q_len(problem))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import pairwise
 from math import ceil
+from typing import NamedTuple
 
 from kernelcat.catalog.cost_model import BANDWIDTH_EFFICIENCY, L2_TO_DRAM
 from kernelcat.catalog.implementation import Config, Implementation, Int32, Program, Step
@@ -53,22 +55,46 @@ and key-value head. ``blocks_per_sm`` have room on an SM, those of the next laun
 ``ahead``: pages are prefetched into L2 while the launch before this one still runs. That is faster
 for the window of one sequence (2.1 us), and 3 us slower for five short sequences (H200)."""
 
+LESS_ROOM = {more: less for less, more in pairwise(sorted(SPACE["blocks_per_sm"]))}
+"""``blocks_per_sm`` -> the next smaller value."""
+
+
+class _Sizes(NamedTuple):
+    """What each configuration asks of a problem."""
+
+    row_tiles: int
+    head_dim: int
+    token_bytes: int
+    group: int
+    window: int
+    visible: int
+    clusters: int
+
+
+@lru_cache(16)
+def _sizes(problem: Problem) -> _Sizes:
+    return _Sizes(
+        row_tiles(problem), problem["head_dim"], token_bytes(problem), group(problem),
+        problem["window"], most_visible(problem), problem["batch"] * problem["kv_heads"],
+    )  # fmt: skip
+
 
 @lru_cache(16)  # each configuration of a choice asks twice
 def _shared_bytes(problem: Problem, config: Config) -> int:
     """Stages or accumulators and softmax of all warps, inbox, block table, sinks and a barrier."""
-    rows, dim, cluster = 8 * row_tiles(problem), problem["head_dim"], config["cluster"]
-    warp = max(4 * rows * (dim + 4), config["tokens"] * token_bytes(problem))
+    sizes, num_warps, cluster = _sizes(problem), config["num_warps"], config["cluster"]
+    rows, dim = 8 * sizes.row_tiles, sizes.head_dim
+    warp = max(4 * rows * (dim + 4), config["tokens"] * sizes.token_bytes)
     inbox = cluster * 4 * 32 * ceil(rows * dim / (16 * cluster)) if cluster > 1 else 32
-    table = 4 * TABLE_LOADS * 32 * config["num_warps"] if problem["window"] else 4
-    shared = config["num_warps"] * (warp + 8 * rows) + inbox + table + 4 * group(problem) + 16
+    table = 4 * TABLE_LOADS * 32 * num_warps if sizes.window else 4
+    shared = num_warps * (warp + 8 * rows) + inbox + table + 4 * sizes.group + 16
     return int(ceil(shared / 128) * 128)
 
 
-def _registers(problem: Problem, config: Config) -> int:
+def _registers(sizes: _Sizes, config: Config) -> int:
     """Registers of a thread: accumulators, queries, scores, operands, and about 20 others."""
-    per_row_tile = 7 * problem["head_dim"] // 16 + config["tokens"] // 4 + 8
-    return int(row_tiles(problem) * per_row_tile + 20)
+    per_row_tile = 7 * sizes.head_dim // 16 + config["tokens"] // 4 + 8
+    return int(sizes.row_tiles * per_row_tile + 20)
 
 
 def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
@@ -82,30 +108,25 @@ def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     return None
 
 
-def _clusters(problem: Problem) -> int:
-    return int(problem["batch"] * problem["kv_heads"])
-
-
 def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    blocks_per_sm, clusters = config["blocks_per_sm"], _clusters(problem)
-    threads = 32 * config["num_warps"] * blocks_per_sm
-    registers = min(MAX_REGISTERS, SM_REGISTERS // threads)
-    if (needed := _registers(problem, config)) > registers:
+    sizes, blocks_per_sm = _sizes(problem), config["blocks_per_sm"]
+    num_warps, cluster = config["num_warps"], config["cluster"]
+    registers = min(MAX_REGISTERS, SM_REGISTERS // (32 * num_warps * blocks_per_sm))
+    if (needed := _registers(sizes, config)) > registers:
         return f"{needed} registers of a thread would spill: there are {registers}"
     # The system reserves 1 KB of shared memory for each resident thread block.
     if blocks_per_sm * (_shared_bytes(problem, config) + 1024) > gpu.shared_bytes + 1024:
         return f"{blocks_per_sm} thread blocks do not fit the shared memory of an SM"
-    tiles = ceil(most_visible(problem) / config["tokens"])
-    if config["num_warps"] * config["cluster"] >= 2 * tiles > 2:
+    tiles = ceil(sizes.visible / config["tokens"])
+    if num_warps * cluster >= 2 * tiles > 2:
         return f"half of the warps have none of the {tiles} tiles"
-    smaller = (n for n in SPACE["blocks_per_sm"] if n < blocks_per_sm)
-    less_room = (Config({**config, "blocks_per_sm": n}) for n in smaller)
-    if any(next_launch_fits(clusters, less, gpu) for less in less_room):
+    clusters, less_room = sizes.clusters, LESS_ROOM.get(blocks_per_sm)
+    if less_room and next_launch_fits(clusters, cluster, less_room, gpu):
         return f"{clusters} clusters do not need room for {blocks_per_sm} thread blocks an SM"
-    blocks = clusters * config["cluster"]
-    if config["cluster"] > 1 and blocks > gpu.sms * blocks_per_sm:
-        return f"smaller clusters than {config['cluster']} fill the SMs"
-    if config["ahead"] and (not problem["window"] or blocks > gpu.sms):
+    blocks = clusters * cluster
+    if cluster > 1 and blocks > gpu.sms * blocks_per_sm:
+        return f"smaller clusters than {cluster} fill the SMs"
+    if config["ahead"] and (not sizes.window or blocks > gpu.sms):
         return "pages that are asked for early pay for windows of few sequences only (measured)"
     return None
 
@@ -138,14 +159,15 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     """What a chain of launches waits for, and the bytes, which come from L2 with ``ahead``."""
     if num_rows(problem) == 0:
         return RELEASE_US
-    blocks = _clusters(problem) * config["cluster"]
-    blocks_per_sm, fits = config["blocks_per_sm"], next_launch_fits(_clusters(problem), config, gpu)
+    clusters = _sizes(problem).clusters
+    cluster, blocks_per_sm = config["cluster"], config["blocks_per_sm"]
+    blocks, fits = clusters * cluster, next_launch_fits(clusters, cluster, blocks_per_sm, gpu)
     waves = ceil(blocks / (gpu.sms * blocks_per_sm))
     bytes_moved = ENTRY.bytes_moved(problem)
     is_ahead = config["ahead"] and fits and 2 * bytes_moved <= gpu.l2_bytes
     load_us = L2_US if is_ahead else DRAM_US
     pass_us = passes(problem, config) * (load_us + tile_us(problem, config, blocks, gpu))
-    merge_us = MERGE_US + (CLUSTER_MERGE_US if config["cluster"] > 1 else 0.0)
+    merge_us = MERGE_US + (CLUSTER_MERGE_US if cluster > 1 else 0.0)
     dram = BANDWIDTH_EFFICIENCY * gpu.bandwidth
     rate = min(dram * (L2_TO_DRAM if is_ahead else 1.0), min(blocks, gpu.sms) * SM_BANDWIDTH)
     waits_us = RELEASE_US + waves * (LOOK_UP_US + merge_us)

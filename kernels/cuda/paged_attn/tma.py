@@ -201,7 +201,10 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     total_us = LAUNCH_US + MERGE_US * config["cluster"] + stream_us
     if waves > 1:
         return total_us + waves * WAVE_LATENCY_US
-    gap_us = 0.0 if next_launch_fits(_tiles(problem, config), config, gpu) else NO_OVERLAP_US
+    fits = next_launch_fits(
+        _tiles(problem, config), config["cluster"], config["blocks_per_sm"], gpu
+    )
+    gap_us = 0.0 if fits else NO_OVERLAP_US
     warp_tokens = context(problem) / (config["cluster"] * config["num_warps"])
     return total_us + WAVE_LATENCY_US + gap_us + warp_tokens * TOKEN_US
 

@@ -113,20 +113,20 @@ def num_warps(config: Config) -> int:
     return int(config.get("warps", WARPS))
 
 
+@lru_cache(16)  # each configuration of a choice asks up to four times
 def cta_bytes(problem: Problem, config: Config) -> int:
     """Shared memory of a thread block, with 1 KB to spare.
 
     The ring of keys and values, or the warps' partial results, which overwrite the ring; then
     scales, and the queries where registers are too few for them.
     """
-    stage = 2 * config["block_n"] * token_bytes(problem)
-    partials = 4 * (problem["head_dim"] + 8) * max(tile_rows(problem), 16 * num_warps(config))
-    scale_bytes = 8 * config["block_n"] if scales(problem) == "page" else 0
+    block_n, stages, warps = config["block_n"], config["stages"], num_warps(config)
+    stage, dim = 2 * block_n * token_bytes(problem), problem["head_dim"]
+    partials = 4 * (dim + 8) * max(tile_rows(problem), 16 * warps)
+    scale_bytes = 8 * block_n if scales(problem) == "page" else 0
     is_fp8 = problem["kv_dtype"] == FP8
-    query = 32 * num_warps(config) * problem["head_dim"]
-    query *= problem["head_dim"] * (1 + is_fp8) >= 256
-    ring = max(config["stages"] * stage, partials)
-    return int(ring + config["stages"] * scale_bytes + query + 1024)
+    query = 32 * warps * dim * (dim * (1 + is_fp8) >= 256)
+    return int(max(stages * stage, partials) + stages * scale_bytes + query + 1024)
 
 
 def ctas_by_registers(problem: Problem) -> int:
@@ -145,8 +145,8 @@ def max_splits(problem: Problem, config: Config, limit: int) -> int:
 
 def warp_tokens(problem: Problem, config: Config) -> int:
     """Tokens of a tile that one warp attends to."""
-    warps_m = min(tile_rows(problem) // 16, num_warps(config))
-    return int(config["block_n"] * warps_m // num_warps(config))
+    warps = num_warps(config)
+    return int(config["block_n"] * min(tile_rows(problem) // 16, warps) // warps)
 
 
 def illegal_tile(config: Config, problem: Problem, gpu: Gpu, shared_bytes: int) -> str | None:
