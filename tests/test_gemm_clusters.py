@@ -85,10 +85,11 @@ def test_edge_boxes_have_whole_atoms(rows: int, block: int, part: int, height: i
     assert fitted.edge_rows(rows, block, part) == height
 
 
-def test_a_product_of_whole_tiles_needs_no_edges() -> None:
+def test_a_tune_leaves_products_of_whole_tiles_to_wgmma() -> None:
     gpu = cuda_fibers.Host(max_blocks=8, sms=8).gpu
-    reason = fitted.IMPLEMENTATION.illegal(tiles("64x64", "1x1"), gemm(128, 640, 704), gpu)
-    assert reason == "no tile has rows or columns outside of the product"
+    problem, config = gemm(128, 640, 704), tiles("64x64", "1x1")
+    assert fitted.IMPLEMENTATION.illegal(config, problem, gpu) is None
+    assert "wgmma takes as long" in str(fitted.IMPLEMENTATION.too_slow(config, problem, gpu))
 
 
 PRODUCT = "gemm/wgmma_product.cuh"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from kernelcat.catalog import ring_model
 from kernelcat.catalog.implementation import Config, Implementation, Pointer, Program, TensorMap
@@ -42,7 +43,7 @@ overlap : how promotions and wgmmas overlap: two warpgroups take turns at the te
 """
 
 
-@dataclass(frozen=True)
+@dataclass
 class Plan(PersistentPlan):
     """A configuration in numbers, for one problem. What is tiled is D, or D^T where ``swap``."""
 
@@ -52,7 +53,7 @@ class Plan(PersistentPlan):
 
     @staticmethod
     def of(config: Config, problem: Problem, gpu: Gpu) -> Plan:
-        return Plan(**Plan.fields(config, problem, gpu), overlap=config["overlap"])
+        return Plan(*Plan.fields(config, problem, gpu), config["overlap"])
 
     @property
     def num_consumers(self) -> int:
@@ -89,6 +90,11 @@ class Plan(PersistentPlan):
         return self.num_stages(gpu) * self.stage_bytes + KB + 16
 
 
+@lru_cache(16)  # each configuration of a choice asks three times
+def _plan(config: Config, problem: Problem, gpu: Gpu) -> Plan:
+    return Plan.of(config, problem, gpu)
+
+
 def _operand_map(name: str, problem: Problem, rows: int, box_rows: int) -> TensorMap:
     k = problem["K"]
     return TensorMap(name, problem["dtype"], (k, rows), (k,), (BLOCK_K, box_rows), 128)
@@ -122,7 +128,7 @@ def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
             f"K={problem['K']} must be a positive multiple of 16: TMA needs rows of a multiple of "
             "16 bytes"
         )
-    plan = Plan.of(config, problem, gpu)
+    plan = _plan(config, problem, gpu)
     return _illegal_tile(plan) or illegal_split(plan)
 
 
@@ -143,7 +149,7 @@ def _illegal_tile(plan: Plan) -> str | None:
 
 
 def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    plan = Plan.of(config, problem, gpu)
+    plan = _plan(config, problem, gpu)
     return _unpromising_tile(plan) or _unpromising_cluster(plan) or unpromising_split(plan)
 
 
@@ -185,7 +191,7 @@ _SLOWDOWN = {"turns": 1.27, "ahead": 1.0, "free": 1.2}
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     """Waves of tiles, each as long as its products or its operands take; or the memory's time."""
-    plan = Plan.of(config, problem, gpu)
+    plan = _plan(config, problem, gpu)
     slowdown = _SLOWDOWN[plan.overlap] * (
         ring_model.ONE_CONSUMER if plan.num_consumers == 1 else 1.0
     )

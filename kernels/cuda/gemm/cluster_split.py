@@ -7,7 +7,7 @@ block. The mainloop and the stores are those of `wgmma`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
 
@@ -45,7 +45,7 @@ split_k : thread blocks of a cluster, which split a tile's k range
 """
 
 
-@dataclass(frozen=True)
+@dataclass
 class SplitPlan(Plan):
     """A configuration in numbers, for one problem: all tiles are split.
 
@@ -56,11 +56,9 @@ class SplitPlan(Plan):
     def of(config: Config, problem: Problem, gpu: Gpu) -> SplitPlan:
         split_k = config["split_k"]
         filled = resident_clusters(gpu.sms, split_k) * split_k
-        return SplitPlan(
-            **Plan.fields({**config, "cluster": "1x1"}, problem, gpu) | {"sms": filled},
-            pingpong=False,
-            pair=2 if problem["activation"] == "swiglu" else 1,
-        )
+        *numbers, _ = Plan.fields(config, problem, gpu)
+        pair = 2 if problem["activation"] == "swiglu" else 1
+        return SplitPlan(*numbers, filled, False, pair)
 
     @property
     def slice_cols(self) -> int:
@@ -70,8 +68,10 @@ class SplitPlan(Plan):
     @property
     def slice(self) -> Plan:
         """What a thread block finishes, as a tile of its own."""
-        values = {field.name: getattr(self, field.name) for field in fields(Plan)}
-        return Plan(**values | {"block_n": self.slice_cols})
+        return Plan(
+            self.rows, self.cols, self.k, self.block_m, self.slice_cols, self.swap, self.cluster_m,
+            self.cluster_n, self.split_k, self.sms, self.pingpong, self.pair,
+        )  # fmt: skip
 
     @property
     def chunk(self) -> tuple[int, int]:

@@ -37,12 +37,10 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     return wgmma.program(problem, config, gpu, "fitted", maps)
 
 
-def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    if reason := wgmma.illegal(config, problem, gpu):
-        return reason
+def _too_slow(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if Plan.of(config, problem, gpu).outside < ATOM:
-        return "no tile has rows or columns outside of the product"
-    return None
+        return "no tile has rows or columns outside of the product: wgmma takes as long"
+    return wgmma.slower(config, problem, gpu, is_fitted=True)
 
 
 IMPLEMENTATION = Implementation(
@@ -52,9 +50,9 @@ IMPLEMENTATION = Implementation(
     summary="wgmma's kernel, whose last tiles load no rows outside of the product",
     archs=("sm_90a",),
     space=wgmma.SPACE,
-    illegal=_illegal,
+    illegal=wgmma.illegal,
     unpromising=wgmma.unpromising,
-    too_slow=partial(wgmma.slower, is_fitted=True),
+    too_slow=_too_slow,
     default=partial(wgmma.default, is_fitted=True),
     program=_program,
     estimate=partial(wgmma.estimate, is_fitted=True),

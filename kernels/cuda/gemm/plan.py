@@ -17,7 +17,7 @@ SKINNY_COLS = 128
 """Rows of A up to which operands are swapped only to fill wgmma's 64 rows, not for fewer waves."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Plan(PersistentPlan):
     """A configuration in numbers, for one problem.
 
@@ -31,11 +31,9 @@ class Plan(PersistentPlan):
 
     @staticmethod
     def of(config: Config, problem: Problem, gpu: Gpu) -> Plan:
-        return Plan(
-            **Plan.fields(config, problem, gpu),
-            pingpong=config["schedule"] == "pingpong",
-            pair=2 if problem["activation"] == "swiglu" else 1,
-        )
+        is_pingpong = config["schedule"] == "pingpong"
+        pair = 2 if problem["activation"] == "swiglu" else 1
+        return Plan(*Plan.fields(config, problem, gpu), is_pingpong, pair)
 
     @property
     def is_skinny(self) -> bool:
@@ -131,7 +129,9 @@ class Plan(PersistentPlan):
         A thread block that is alone on its SM takes all shared memory: a grid of few thread blocks
         then draws as much from memory as their SMs can take.
         """
-        residents = 1 if self.is_alone else self.blocks_per_sm
+        residents = self.blocks_per_sm
+        if residents > 1 and self.is_alone:
+            residents = 1
         budget = (gpu.shared_bytes + KB) // residents - KB
         return min((budget - self.fixed_bytes) // (self.stage_bytes + 16), MAX_STAGES)
 
