@@ -113,6 +113,12 @@ def test_a_gpu_without_a_receipt_has_a_record_of_what_was_measured_there() -> No
     assert more == [case(SECOND)]
 
 
+def test_a_receipt_of_older_sources_hides_no_measurement_of_todays() -> None:
+    older, row = replace(RECEIPT, gpu="h100", source="gone"), measured(FIRST, "h100")
+    ((record, cases),) = missing([older, RECEIPT], [row], [COMPLETE])
+    assert (record.key, cases) == (("h100", NAME), [case(FIRST)])
+
+
 def test_predictions_and_old_rows_begin_no_record() -> None:
     assert missing([RECEIPT], [predicted(FIRST, "b200")], [COMPLETE]) == []
     assert missing([RECEIPT], [replace(measured(FIRST, "h100"), source="gone")], [COMPLETE]) == []

@@ -60,12 +60,13 @@ def rows() -> list[Measurement]:
 
 def test_a_summary_compares_winners_with_the_fastest_peers(rows: list[Measurement]) -> None:
     (gemm,) = [each for each in summary.summaries(rows, "h200") if each.entry == "gemm"]
-    hot = {row.problem_name for row in rows if row.state == "sustained"}
+    titles = [row.problem_name or str(row.to_problem()) for row in rows]
+    hot = {title for row, title in zip(rows, titles, strict=True) if row.state == "sustained"}
     races = {}
-    for row in rows:
-        state = "sustained" if row.problem_name in hot else "burst"
+    for row, title in zip(rows, titles, strict=True):
+        state = "sustained" if title in hot else "burst"
         if (row.state, row.regime, row.status) == (state, "graph", "passed"):
-            races.setdefault(row.problem_name, []).append(row)
+            races.setdefault(title, []).append(row)
     races = {name: of_name for name, of_name in races.items()
              if any(row.language == "peer" for row in of_name)}  # fmt: skip
     assert set(gemm.ratios) == set(races)

@@ -84,8 +84,10 @@ def missing(
         name = f"{result.entry}/{result.language}/{result.variant}"
         measured[result.gpu, name].append(result)
     by_key = {record.key: record for record in records}
-    incomplete = []
+    incomplete: dict[tuple[str, ...], tuple[Record, list[Case]]] = {}
     for run in _runs(receipts, measured):
+        if run.key in incomplete:
+            continue
         now = digest_of(*run.implementation.split("/"))
         record, rows = by_key.get(run.key), measured[run.gpu, run.implementation]
         if record is not None and now in record.digests:
@@ -98,23 +100,23 @@ def missing(
         else:
             continue  # the code that ran cannot be built any more
         if cases:
-            incomplete.append((record, list(dict.fromkeys(cases))))
-    return incomplete
+            incomplete[run.key] = record, list(dict.fromkeys(cases))
+    return list(incomplete.values())
 
 
 def _runs(
     receipts: Iterable[Receipt], measured: Mapping[tuple[str, str], Sequence[Result]]
 ) -> Iterator[_Run]:
-    """What ran: the receipts, and where there is none the newest measurement."""
+    """What ran: the receipts, and where there is none for its source the newest measurement."""
     proven = set()
     for receipt in receipts:
-        proven.add(receipt.key)
+        proven.add((*receipt.key, receipt.source))
         compilers = receipt.environment["compilers"]
         yield _Run(receipt.implementation, receipt.gpu, receipt.source, compilers, receipt.problems)
     for (sku, name), results in measured.items():
         timed = [r for r in results if isinstance(r, Measurement) and r.kind == "measured"]
-        if timed and (sku, name) not in proven:
-            newest = max(timed, key=lambda row: row.created_at)
+        newest = max(timed, key=lambda row: row.created_at, default=None)
+        if newest is not None and (sku, name, newest.source) not in proven:
             yield _Run(name, sku, newest.source, newest.environment["compilers"])
 
 

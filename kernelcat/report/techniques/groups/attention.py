@@ -14,8 +14,8 @@ GROUP = Group(
             "or 128 rows of queries meet each tile. DeepSeek's kernel is a peer in the same races.",
             "DeepSeek, FlashMLA (2025)",
             (
-                Effect("flashmla", "1x1-128-4096", "cute/split", "peer/flash_mla"),
-                Effect("flashmla", "1x1-128-32768", "cuda/wgmma", "peer/flash_mla"),
+                Effect("flashmla", "1x1-128-4096", "cute/split", "peer/flash_mla", state="burst"),
+                Effect("flashmla", "1x1-128-32768", "cuda/wgmma", "peer/flash_mla", state="burst"),
                 Effect("flashmla", "64x1-128-4096", "cuda/wgmma", "peer/flashinfer"),
             ),
         ),
