@@ -37,7 +37,7 @@ swapped."""
 MAX_CLUSTER_WAVES = 2
 """Waves of tiles up to which clusters of more than two thread blocks are tried: many tiles share
 operands in L2."""
-SLACK, SLACK_ALONE, SLACK_SKINNY = 1.1, 1.2, 1.5
+SLACK, SLACK_ALONE, SLACK_SKINNY = 1.09, 1.2, 1.5
 """The estimate of the slowest configuration that is tried over the best one's. The cost model is
 less exact where each thread block has one tile, and least for skinny products, which have few
 configurations."""
