@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import itertools
 from functools import lru_cache
+from math import ceil
 from random import Random
 
 from kernelcat import dtypes
@@ -66,6 +67,7 @@ from kernelcat.reference._sequences import (
     pairs_seen,
     queries_error,
     query_chunks,
+    query_groups,
     tables,
     tokens_read,
 )
@@ -116,6 +118,26 @@ def most_visible(problem: Problem) -> int:
     """Tokens that some query sees of a sequence whose row of the table is full."""
     room = int(problem["table_width"] * problem["page_size"])
     return min(room, problem["window"] + problem["max_q"] - 1) if problem["window"] else room
+
+
+@lru_cache(64)  # estimates of all configurations ask for a few heights of a tile
+def tiles_seen(problem: Problem, block_m: int) -> tuple[int, float]:
+    """Row tiles of one key-value head, and the cached tokens that all of them see together.
+
+    A row is a query token and one of the query heads that share a key-value head; a tile has
+    ``block_m`` rows of a sequence. Sequences are assumed as in :func:`query_groups`, so that a call
+    and its drawn inputs have the same estimate. For cost models.
+    """
+    group, window = problem["heads"] // problem["kv_heads"], problem["window"]
+    count, tokens = 0, 0.0
+    for sequences, queries, cached in query_groups(problem):
+        tiles, in_tile = ceil(queries * group / block_m), min(block_m / group, queries)
+        seen = max(cached - (queries - in_tile) / 2, 1.0)  # of a tile in the middle
+        if window:
+            seen = min(seen, window + in_tile - 1)
+        count += sequences * tiles
+        tokens += sequences * tiles * seen
+    return count, tokens
 
 
 def _attend(problem, q, k, v, sinks, first_token):

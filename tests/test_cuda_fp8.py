@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from kernelcat import catalog
 from kernelcat.catalog.implementation import Config, TensorMap
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit import build
-from kernelcat.kernels.cuda.fp8_gemm import wgmma
+from kernelcat.kernels.cuda.fp8_gemm import fitted, wgmma
 from kernelcat.runtime import gpu, tensor_map
 from kernelcat.verify import inspect
 
@@ -44,6 +45,7 @@ CORNERS = [
     (gemm(64, 2112, 7168), config("64x64", swap=True, overlap="ahead", split_k=4)),
     (gemm(16, 7168, 2048), config("192x16", swap=True)),
 ]
+FITTED_CORNERS = [CORNERS[4], CORNERS[5]]
 ODD = [
     gemm(1, 1, 16),
     gemm(1, 257, 272),
@@ -58,11 +60,14 @@ ODD = [
 
 
 @pytest.mark.slow
-def test_corners_of_the_space_compile_without_spills_and_prove_their_techniques() -> None:
+@pytest.mark.parametrize(("variant", "corners"), [(wgmma, CORNERS), (fitted, FITTED_CORNERS)])
+def test_corners_of_the_space_compile_without_spills_and_prove_their_techniques(
+    variant: Any, corners: list[tuple[Problem, Config]]
+) -> None:
     built = []
-    for problem, chosen in CORNERS:
-        assert wgmma.IMPLEMENTATION.why_not(chosen, problem, H200) is None
-        (step,) = wgmma.IMPLEMENTATION.program(problem, chosen, H200).steps
+    for problem, chosen in corners:
+        assert variant.IMPLEMENTATION.why_not(chosen, problem, H200) is None
+        (step,) = variant.IMPLEMENTATION.program(problem, chosen, H200).steps
         artifact = build(step.source, H200.arch)
         assert artifact.metadata["spill_bytes"] == 0
         assert artifact.metadata["warnings"] == []  # ptxas would warn here of serialized wgmma
@@ -70,8 +75,8 @@ def test_corners_of_the_space_compile_without_spills_and_prove_their_techniques(
         assert step.block * artifact.metadata["registers"] <= 1 << 16
         built.append((step, artifact))
     reports = inspect.inspect_all([artifact for _, artifact in built])
-    for (step, _), report, (_, chosen) in zip(built, reports, CORNERS, strict=True):
-        assert all(inspect.proofs(wgmma.IMPLEMENTATION, [report]).values()), chosen
+    for (step, _), report, (_, chosen) in zip(built, reports, corners, strict=True):
+        assert all(inspect.proofs(variant.IMPLEMENTATION, [report]).values()), chosen
         assert report.has("UTMALDG*MULTICAST") == (step.cluster[0] > 1), chosen
 
 
@@ -93,6 +98,18 @@ def test_every_program_of_an_odd_problem_can_be_launched(problem: Problem) -> No
         assert [m.tensor for m in maps] == (["b", "a"] if chosen["swap"] else ["a", "b"])
     if legal:
         assert wgmma.IMPLEMENTATION.default(problem, H200) in legal
+
+
+@pytest.mark.parametrize("problem", ODD, ids=str)
+def test_boxes_of_last_tiles_end_with_their_operand(problem: Problem) -> None:
+    for chosen in fitted.IMPLEMENTATION.configs(problem, H200):
+        (step,) = fitted.IMPLEMENTATION.program(problem, chosen, H200).steps
+        maps = [param for param in step.params if isinstance(param, TensorMap)]
+        assert [tensor_map.why_not(param) for param in maps] == [None] * 4
+        for whole, edge in zip(maps[::2], maps[1::2], strict=True):
+            rows, part = whole.shape[1], whole.box[1]
+            assert edge.box[1] % 8 == 0 and 0 < edge.box[1] <= part
+            assert (rows + 7) // 8 * 8 % part in (0, edge.box[1])
 
 
 @pytest.mark.parametrize("shape", [(16, 7168, 2048), (64, 2112, 7168), (1100, 4096, 1648)])

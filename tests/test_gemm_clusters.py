@@ -14,6 +14,7 @@ import pytest
 from kernelcat import catalog
 from kernelcat.catalog.implementation import Config, Implementation, TensorMap
 from kernelcat.catalog.spec import Problem
+from kernelcat.kernels.cuda.common.fitted_maps import edge_rows
 from kernelcat.kernels.cuda.gemm import fitted, wgmma
 from kernelcat.verify import gate
 
@@ -82,7 +83,7 @@ def test_boxes_of_last_tiles_reach_to_the_end_of_the_operands() -> None:
      (300, 64, 32, 16)],
 )  # fmt: skip
 def test_edge_boxes_have_whole_atoms(rows: int, block: int, part: int, height: int) -> None:
-    assert fitted.edge_rows(rows, block, part) == height
+    assert edge_rows(rows, block, part) == height
 
 
 def test_a_tune_leaves_products_of_whole_tiles_to_wgmma() -> None:

@@ -16,11 +16,13 @@ import pytest
 from click.testing import CliRunner
 
 from kernelcat import catalog
+from kernelcat import tune as tuning
 from kernelcat.cli import main
 from kernelcat.errors import InvalidArgument, StoreError
+from kernelcat.runtime import gpu
 from kernelcat.store import Store, workload
 from kernelcat.store.workload import Use
-from kernelcat.tune import Limits, Quiet, race_best_known, tune
+from kernelcat.tune import Limits, Quiet, backends, race_best_known, tune
 from kernelcat.tune import workload as workloads
 from kernelcat.tune.workload import jobs_of, tune_workload
 
@@ -131,6 +133,24 @@ def test_only_races_of_todays_code_in_the_states_asked_for_count(
     assert run(path, store, **both).known == 1
     monkeypatch.setattr(planted.Backend, "digest", lambda self, i: "another")
     assert names(run(path, store)) == ["small"]
+
+
+@pytest.mark.parametrize(
+    ("raced", "is_overtaken"), [({"triton"}, True), ({"cuda", "cute", "triton"}, False)]
+)
+def test_a_race_without_kernels_that_should_win_is_not_enough(
+    store: Store, monkeypatch: pytest.MonkeyPatch, raced: set[str], is_overtaken: bool
+) -> None:
+    """A projection of one token, as if its race were older than most of its kernels."""
+    entry, h200 = catalog.entry("gemm"), gpu.find("h200")
+    problem = entry.problem(M=1, N=2880, K=4096, dtype="bfloat16")
+    rows = [row for row in tuning.shipped_rows(entry, h200) if row.language in raced]
+    monkeypatch.setattr(workloads, "shipped_rows", lambda *_: rows)
+    asked = tuning.Options(states=("burst",), regimes=("graph",))
+    known = workloads._Known(store, backends.load(asked.backend), h200, asked, True)
+    job = workloads.Job(entry, problem, 1.0)
+    assert known.is_overtaken(job) == is_overtaken
+    assert known(job) == (not is_overtaken)
 
 
 def test_the_budget_is_shared_by_cost_and_ends_the_tune(

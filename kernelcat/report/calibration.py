@@ -4,7 +4,9 @@ The coefficients of an implementation are a least-squares line through the logar
 over estimated time, of the measured problems and of the random ones that raced. The line is drawn
 towards a constant, and the constant towards 1, as if there were a few rows that say so: two rows
 must not decide what far larger problems take. A row far from the line counts as one at
-:data:`FAR` of it: an estimate knows how many tokens there are, not which sequence has them.
+:data:`FAR` of it: an estimate knows how many tokens there are, not which sequence has them. Where
+inputs are drawn, such rows are left out in the end: what they show is the lengths, which are the
+same for all kernels, and a kernel that raced in more such problems is not more doubtful.
 
 The portfolio is what a call chooses from. One that serves the measured problems alone may lack
 tiles for sizes that nobody raced; a widened one also serves random problems, whose times are
@@ -129,7 +131,8 @@ def fit(entry: Entry, gpu: Gpu, times: Times, rule: str, widened: bool = False) 
     points = {**_sibling_points(entry.name, gpu.sku), **_points(times, gpu)}
     for name, more in _points(randomly_raced(entry, gpu.sku), gpu).items():
         points[name] = [*points.get(name, ()), *more]
-    coefficients = {_short(name): _line(points[name]) for name in sorted(points)}
+    is_drawn = any(axis.drawn for axis in entry.axes)
+    coefficients = {_short(name): _line(points[name], is_drawn) for name in sorted(points)}
     for estimates in _random_estimates(entry.name, gpu) if widened else ():
         predicted = {}
         for each, us in estimates.items():
@@ -242,8 +245,9 @@ def _short(name: str) -> str:
     return name.split("/", 1)[1]
 
 
-def _line(points: Sequence[Point]) -> Coefficients:
-    """Coefficients from rows, at least one."""
+def _line(points: Sequence[Point], is_drawn: bool = False) -> Coefficients:
+    """Coefficients from rows, at least one. ``is_drawn``: inputs have what no call tells, and rows
+    that are far from the line are left out in the end."""
     estimates = np.log([point.estimate_us for point in points])
     ratios = np.log([point.us for point in points]) - estimates
     center = float(estimates.mean())
@@ -255,6 +259,11 @@ def _line(points: Sequence[Point]) -> Coefficients:
         line = matrix @ solution
         near = np.clip(ratios, line - log(FAR), line + log(FAR))
     errors = near - line
+    foreseen = np.abs(ratios - line) <= log(FAR)
+    if is_drawn and foreseen.any():
+        rows = np.append(foreseen, (True, True))
+        solution = np.linalg.lstsq(system[rows], np.append(ratios, (0, 0))[rows], rcond=None)[0]
+        errors = (ratios - matrix @ solution)[foreseen]
     numbers = {
         "factor": exp(solution[0]),
         "slope": float(solution[1]),

@@ -16,10 +16,12 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kernelcat.call.calibrated import predictions
 from kernelcat.catalog.spec import Entry, Problem
 from kernelcat.errors import InvalidArgument, UnknownName, Unsupported
+from kernelcat.report.calibration import REGIME
 from kernelcat.runtime.gpu import Gpu
-from kernelcat.store import workload
+from kernelcat.store import calibration, workload
 from kernelcat.store.workload import Use
 from kernelcat.tune import backends, shipped_rows, tune
 from kernelcat.tune.executor import choose_target
@@ -61,6 +63,8 @@ def tune_workload(
 
     Cost is the number of calls times the device time of one call. Left out are problems that were
     measured with today's code in all thermal states asked for, and calls of a pinned configuration.
+    A problem is tuned again if the calibrated model expects more of a kernel that was not measured
+    for it than of all that were, as where a kernel is newer than the problem's race.
 
     Parameters
     ----------
@@ -167,7 +171,32 @@ class _Known:
         past = self.past(job.entry.name)
         histories = (past.history(job.problem, digests, regime) for regime in self.asked.regimes)
         raced = {state for history in histories for _, state in history.incumbents}
-        return raced >= {*self.asked.states}
+        return raced >= {*self.asked.states} and not self.is_overtaken(job)
+
+    def is_overtaken(self, job: Job) -> bool:
+        """Whether the calibrated model expects a kernel to be faster than all that were measured
+        for the problem, though that kernel was not: it may be newer than their race."""
+        model = calibration.models(self.gpu.sku).get(job.entry.name)
+        past, digests = self.past(job.entry.name), self.digests(job.entry.name)
+        history = past.history(job.problem, digests, REGIME)
+        if model is None or not history.times or REGIME not in self.asked.regimes:
+            return False
+        tried = {(each.language, each.variant) for each in (*history.times, *history.failed)}
+        untried = {
+            (each.language, each.variant): each
+            for each in self.backend.implementations(job.entry.name)
+            if (each.language, each.variant) not in tried
+            and (not self.asked.languages or each.language in self.asked.languages)
+            and (not self.asked.variants or each.variant in self.asked.variants)
+        }
+        best_us = min(history.times.values())
+        return any(
+            each.high_us < best_us
+            and not untried[each.language, each.variant].too_slow(
+                each.config, job.problem, self.gpu
+            )
+            for each in predictions(model, job.problem, self.gpu, lambda *owner: owner in untried)
+        )
 
     def _past(self, name: str) -> Past:
         shipped = shipped_rows(self.backend.entry(name), self.gpu)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
@@ -18,6 +19,7 @@ from kernelcat.catalog.implementation import (
     Pointer,
     Program,
     Step,
+    TensorMap,
 )
 from kernelcat.catalog.ring_model import ROW_BYTES, RingModel, Tiles
 from kernelcat.catalog.spec import Problem
@@ -33,6 +35,10 @@ of the last wave."""
 
 MAX_WAVES_WITH_TAIL = 6
 NULL = Int64(0)
+
+Maps = Callable[[str, int, int, int], tuple[TensorMap, ...]]
+"""The maps of an operand, from its name, its rows, the rows of its tiles and how many thread blocks
+share one."""
 
 
 SHARE_OF_SMS = {1: 1.0, 2: 1.0, 4: 0.91, 8: 0.85}
@@ -145,6 +151,12 @@ class PersistentPlan(ABC):
         return ceil(self.rows / (self.block_m * self.cluster_m)) * ceil(
             self.cols / (self.block_n * self.cluster_n)
         )
+
+    @property
+    def outside(self) -> int:
+        """Rows and columns outside of the product in the last tile of a row or column of tiles."""
+        rows, cols = self.block_m * self.cluster_m, self.block_n * self.cluster_n
+        return min(-self.rows % rows, self.block_m) + min(-self.cols % cols, self.block_n)
 
     @property
     def num_whole_tiles(self) -> int:

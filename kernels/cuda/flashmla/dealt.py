@@ -4,19 +4,14 @@ last token that it sees, and short sequences count more than their tokens."""
 from __future__ import annotations
 
 from dataclasses import replace
-from math import ceil
 
 from kernelcat.catalog.cost_model import LAUNCH_US
 from kernelcat.catalog.implementation import Config, Implementation, Program
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.common.paged_cache import num_rows
-from kernelcat.kernels.cuda.flashmla.operands import num_items, num_row_tiles
-from kernelcat.kernels.cuda.flashmla.split import (
-    PIECE_COST,
-    merge_us,
-    num_teams,
-)
+from kernelcat.kernels.cuda.flashmla.operands import num_items
+from kernelcat.kernels.cuda.flashmla.split import dealt, merge_us, num_teams
 from kernelcat.kernels.cuda.flashmla.wgmma import (
     BLOCK,
     TILE_US,
@@ -27,8 +22,9 @@ from kernelcat.kernels.cuda.flashmla.wgmma import (
 )
 from kernelcat.runtime.gpu import Gpu
 
-START_US = 4.5
-"""Microseconds of a thread block to find its work, load the first queries and keys, and store."""
+START_US = 1.0
+"""Microseconds of a thread block to find its work; the first queries and keys and the results are
+in the cost of a piece."""
 
 SPACE = {
     "row_tiles": (2, 1, 4),
@@ -57,10 +53,6 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     return replace(program, steps=(step, *program.steps[1:]))
 
 
-def _row_tiles(problem: Problem, config: Config) -> int:
-    return max(num_row_tiles(problem, BLOCK * config["row_tiles"]), 1)
-
-
 def _items(problem: Problem, config: Config) -> int:
     """Pairs of a row tile and a KV tile that some row of it sees, of all sequences."""
     return max(num_items(problem, BLOCK * config["row_tiles"], BLOCK, causal=True), 1)
@@ -70,11 +62,9 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     """The bytes, or a team's share of the KV tiles and of the pieces; then the merge."""
     if num_rows(problem) == 0:
         return LAUNCH_US
-    tile_rows, row_tiles = BLOCK * config["row_tiles"], _row_tiles(problem, config)
+    tile_rows, items = BLOCK * config["row_tiles"], _items(problem, config)
     max_teams = num_teams(problem, tile_rows, gpu.sms // config["row_tiles"])
-    cost = _items(problem, config) + PIECE_COST * row_tiles
-    share = max(ceil(cost / max_teams), config["least"] + PIECE_COST)
-    teams = ceil(cost / share)
+    share, teams = dealt(problem, tile_rows, max_teams, items, config["least"])
     return launch_us(problem, config, gpu, START_US + share * TILE_US) + merge_us(
         problem, tile_rows, teams, config["combine"], gpu, all_at_once=True
     )

@@ -13,16 +13,15 @@ from kernelcat.kernels.cuda.common.paged_cache import num_rows, num_slots, page_
 from kernelcat.kernels.cuda.flashmla.operands import (
     max_rows,
     num_items,
-    num_row_tiles,
     params,
     types,
 )
 from kernelcat.kernels.cuda.flashmla.split import (
     ALL_PARTS,
     NO_PARTS,
-    PIECE_COST,
     WORKSPACES,
     combine_step,
+    dealt,
     merge_us,
     num_teams,
     times_read,
@@ -174,9 +173,7 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     if num_rows(problem) == 0:
         return LAUNCH_US
     tile_rows, items = _tile_rows(problem), _items(problem)
-    cost = items + PIECE_COST * max(num_row_tiles(problem, tile_rows), 1)
-    share = max(ceil(cost / _teams(problem, gpu)), config["least"] + PIECE_COST)
-    teams = ceil(cost / share)
+    share, teams = dealt(problem, tile_rows, _teams(problem, gpu), items, config["least"])
     busy = min(1.0, teams * _team_blocks(problem) / gpu.sms)
     reads = times_read(problem, tile_rows)
     bytes_us = copy_us(ENTRY.bytes_moved(problem) * reads, gpu, 0.87 * busy**0.5)

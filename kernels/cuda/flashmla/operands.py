@@ -8,6 +8,7 @@ from kernelcat import dtypes
 from kernelcat.catalog.implementation import Float32, Int32, Param, Pointer
 from kernelcat.catalog.spec import Problem
 from kernelcat.kernels.cuda.common.latent_cache import cached_type
+from kernelcat.kernels.cuda.flashmla.lengths import lengths_of
 from kernelcat.reference._sequences import query_groups
 from kernelcat.reference.flashmla import row_length
 
@@ -50,9 +51,9 @@ def num_items(problem: Problem, tile_rows: int, block_n: int, *, causal: bool = 
 
     ``causal``: row tiles end at the last token that they see.
     """
-    items = 0
+    lengths, items = lengths_of(problem), 0.0
     for group in query_groups(problem):
         row_tiles = ceil(group.queries * problem["heads"] / tile_rows)
         hidden = group.queries / 2 if causal and group.queries > block_n else 0
-        items += group.sequences * row_tiles * max(ceil((group.tokens - hidden) / block_n), 1)
-    return items
+        items += group.sequences * row_tiles * lengths.tiles(group.tokens - hidden, block_n)
+    return ceil(items)

@@ -14,7 +14,6 @@ from kernelcat.kernels.cuda.common.paged_cache import num_rows, num_slots
 from kernelcat.kernels.cuda.flashmla.operands import (
     max_rows,
     num_items,
-    num_row_tiles,
     params,
     types,
 )
@@ -24,6 +23,7 @@ from kernelcat.kernels.cuda.flashmla.split import (
     WORKSPACES,
     combine_step,
     merge_us,
+    most_pieces,
     num_teams,
     times_read,
     workspaces,
@@ -45,11 +45,11 @@ SHARED_BYTES = 24 * BLOCK * 128 + BLOCK * 256 + BLOCK * 160 + 3072
 SCALE_BYTES = 3 * 16 * BLOCK
 """Bytes of the scales of packed rows."""
 
-TILE_US = {(1, False): 1.86, (2, False): 2.35, (1, True): 2.25, (2, True): 2.85}
+TILE_US = {(1, False): 1.55, (2, False): 2.1, (1, True): 2.3, (2, True): 2.9}
 """Microseconds of a cluster for a KV tile, by the number of warpgroups that have rows, and by
 whether it is packed."""
-ROW_TILE_US = 2.7
-"""Microseconds of a cluster for the queries and results of a row tile."""
+FIRST_US, CHANGE_US = 5.0, 2.7
+"""Microseconds of a cluster for the queries and results of its first row tile, and between two."""
 
 SPACE = {"least": (1, 2, 4, 8), "combine": (False, True)}
 """A cluster has at least ``least`` KV tiles; with ``combine`` a second kernel merges rows that
@@ -154,9 +154,9 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     teams = max(1, min(_teams(problem, gpu), items // config["least"]))
     reads = times_read(problem, tile_rows)
     bytes_us = copy_us(ENTRY.bytes_moved(problem) * reads, gpu, 0.85)
-    row_tiles = ceil(num_row_tiles(problem, tile_rows) / teams)  # of a cluster
+    changes = most_pieces(problem, tile_rows, teams, items) - 1
     tile_us = TILE_US[_warpgroups(problem), is_packed(problem)]
-    work_us = ceil(items / teams) * tile_us + ROW_TILE_US * row_tiles
+    work_us = ceil(items / teams) * tile_us + FIRST_US + CHANGE_US * changes
     total_us = LAUNCH_US + max(bytes_us, work_us)
     return total_us + merge_us(problem, tile_rows, teams, config["combine"], gpu)
 

@@ -6,14 +6,16 @@ columns."""
 
 from __future__ import annotations
 
-from math import ceil
+from math import ceil, log
 
 from kernelcat.catalog.implementation import Int32, Pointer, Step
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.common.paged_cache import context, mean_context
+from kernelcat.kernels.cuda.flashmla.lengths import lengths_of
 from kernelcat.kernels.cuda.flashmla.operands import max_rows, num_row_tiles
 from kernelcat.reference._mla_row import LATENT
+from kernelcat.reference._sequences import query_groups
 from kernelcat.runtime.gpu import Gpu
 
 NO_PARTS, ALL_PARTS = 1, 1 << 30
@@ -25,6 +27,13 @@ FULL = 0.9
 PIECE_COST = 3
 """KV tiles that a piece of a row tile costs besides its own, where work is dealt out by cost:
 kPieceCost of dealt_list.cuh."""
+
+BLOCK_N = 64
+"""Tokens of a KV tile where teams have as many."""
+RUN = 1.8
+"""Short sequences that follow each other, for a natural logarithm of the number of sequences, where
+most are short. With the lengths of 30 raced problems the busiest team had 0.6 to 1.7 of the pieces
+that follow."""
 
 TASK_BYTES = 16
 """Size of CombineTask."""
@@ -105,22 +114,59 @@ def merge_us(
             rounds = many * tile_rows * 4 / (gpu.sms * COMBINE_BLOCKS_PER_SM["combine"])
             us += MANY_PARTS_US * max(rounds - 1, 0)
         return us
-    parts = ceil(longest)
-    if _is_uneven(problem):
-        parts = max(parts, 2)  # teams end within row tiles
+    parts = ceil(longest) + (not _ends_with_row_tiles(problem, row_tiles, teams))
     return rows_us + PART_US * parts if parts > 1 else 0.0
 
 
-def _is_uneven(problem: Problem) -> bool:
-    """Whether row tiles see different numbers of tokens."""
-    return mean_context(problem) < context(problem) or problem["max_q"] > 1
+def _ends_with_row_tiles(problem: Problem, row_tiles: int, teams: int) -> bool:
+    """Whether no team ends within a part of a row tile: all row tiles are alike, and each has as
+    many teams, or each team as many of them."""
+    is_even = problem["tokens"] == problem["batch"] * problem["max_q"]
+    is_even &= mean_context(problem) >= context(problem)
+    return is_even and (teams % row_tiles == 0 or row_tiles % teams == 0)
+
+
+def dealt(
+    problem: Problem, tile_rows: int, max_teams: int, items: int, least: int
+) -> tuple[int, int]:
+    """KV tiles of a team and what costs as much, and how many teams have work, where work is dealt
+    out by cost.
+
+    As in dealt_list.cuh, row tiles have as many pieces as the mean number of KV tiles of a team
+    makes of them; where lengths differ, half a piece is added for each.
+    """
+    row_tiles = max(num_row_tiles(problem, tile_rows), 1)
+    piece = max(ceil(items / max_teams), least)
+    pieces = row_tiles / 2 + items / piece
+    if lengths_of(problem).spread == 0:
+        pieces = row_tiles * ceil(items / row_tiles / piece)
+    cost = items + PIECE_COST * max(pieces, row_tiles)
+    share = max(ceil(cost / max_teams), least + PIECE_COST)
+    return share, ceil(cost / share)
+
+
+def most_pieces(problem: Problem, tile_rows: int, teams: int, items: int) -> float:
+    """Pieces of row tiles of the team that has most of them, where each has as many KV tiles.
+
+    Where lengths differ, it has the longest run of short sequences, which grows with the logarithm
+    of the number of sequences.
+    """
+    row_tiles = max(num_row_tiles(problem, tile_rows), 1)
+    if _ends_with_row_tiles(problem, row_tiles, teams):
+        return max(row_tiles / teams, 1.0)
+    short = query_groups(problem)[-1]  # decoding sequences, where others have chunks of prompts
+    unevenness, share = 1 - mean_context(problem) / max(context(problem), 1), items / teams
+    run = RUN * unevenness * log(short.sequences)
+    run *= ceil(short.queries * problem["heads"] / tile_rows)
+    least = max(lengths_of(problem).least / BLOCK_N, 1.0)  # KV tiles of the shortest sequence
+    return max(min(row_tiles / teams + 1 + run, share / least + (least > 1), share), 1.0)
 
 
 def _partial_rows(problem: Problem, tile_rows: int, teams: int) -> int:
     """Rows of all partial results: each end of a team's work within a row tile makes two."""
     row_tiles = max(num_row_tiles(problem, tile_rows), 1)
     parts = min(2 * teams, teams + row_tiles)
-    if not _is_uneven(problem) and teams % row_tiles == 0:
+    if _ends_with_row_tiles(problem, row_tiles, teams):
         parts = teams if teams > row_tiles else 0
     return parts * min(tile_rows, max_rows(problem))
 

@@ -20,24 +20,23 @@ from kernelcat.catalog.implementation import (
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.common.paged_cache import (
-    context,
-    mean_context,
     num_rows,
     num_slots,
 )
 from kernelcat.kernels.cuda.flashmla.operands import (
     max_rows,
     num_items,
-    num_row_tiles,
     params,
     row_bytes,
 )
 from kernelcat.kernels.cuda.flashmla.split import (
     ALL_PARTS,
+    MAX_READS,
     NO_PARTS,
     WORKSPACES,
     combine_step,
     merge_us,
+    most_pieces,
     num_teams,
     times_read,
     workspaces,
@@ -57,15 +56,14 @@ SHARED_BYTES = 28 * BLOCK * 2 * COLUMNS + 3072
 
 TILE_US = 1.73
 """Microseconds of a thread block for a KV tile."""
-ROW_TILE_US = 3.0
-"""Microseconds of a thread block for the queries and results of a row tile."""
-MISSED = 0.8
-"""Share of the tokens that a row tile of a long chunk finds in DRAM and not in L2: teams are at
-different tokens. Two chunks of sequences with 83,000 and 89,000 tokens took 1.02 and 0.98 of what
-follows from their lengths, on an H100."""
-UNEVEN = 4
-"""Row tiles of the team that has most of them, where lengths differ, for one of the mean: teams are
-divided by KV tiles, and one may have short sequences only."""
+FIRST_US, CHANGE_US = 3.0, 4.8
+"""Microseconds of a thread block for the queries and results of its first row tile, and between two
+row tiles: results are stored and the first scores multiplied while nothing else is."""
+MISSED, L2_COPIES = 0.9, 2
+"""Share of the tokens that a row tile of a long sequence finds in DRAM and not in L2, since teams
+are at different tokens; and how often L2 has a token, once for each half of the SMs. Of six
+sequences with 37,000 to 117,000 tokens that many row tiles see, the times were 0.9 to 1.26 of what
+follows."""
 
 SPACE = {
     "row_tiles": (2, 1, 4),
@@ -183,24 +181,22 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
         return LAUNCH_US
     tile_rows, items = BLOCK * config["row_tiles"], _items(problem, config)
     teams = max(1, min(_teams(problem, config, gpu), items // config["least"]))
-    row_tiles = ceil(num_row_tiles(problem, tile_rows) / teams)  # of a team
-    if mean_context(problem) < context(problem):
-        row_tiles = min(UNEVEN * row_tiles, ceil(items / teams))
-    work_us = ceil(items / teams) * TILE_US + ROW_TILE_US * row_tiles
+    changes = most_pieces(problem, tile_rows, teams, items) - 1
+    work_us = ceil(items / teams) * TILE_US + FIRST_US + CHANGE_US * changes
     return launch_us(problem, config, gpu, work_us) + merge_us(
         problem, tile_rows, teams, config["combine"], gpu
     )
 
 
 def _passes_us(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Microseconds in which DRAM delivers the tokens of chunks that do not fit L2, once for each
-    team's row tile."""
+    """Microseconds in which DRAM delivers the tokens of sequences that do not fit L2, once for each
+    team's row tile, where these are many."""
     num_bytes = 0.0
     for group in query_groups(problem):
-        chunk_bytes = group.tokens * row_bytes(problem)
-        if group.queries > BLOCK and chunk_bytes > gpu.l2_bytes:
-            passes = ceil(group.queries * problem["heads"] / (BLOCK * config["row_tiles"]))
-            num_bytes += group.sequences * passes * chunk_bytes
+        sequence_bytes = group.tokens * row_bytes(problem)
+        passes = ceil(group.queries * problem["heads"] / (BLOCK * config["row_tiles"]))
+        if passes > MAX_READS and L2_COPIES * sequence_bytes > gpu.l2_bytes:
+            num_bytes += group.sequences * passes * sequence_bytes
     return MISSED * num_bytes / gpu.bandwidth * 1e6
 
 

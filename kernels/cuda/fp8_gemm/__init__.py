@@ -8,7 +8,7 @@ from kernelcat.catalog.spec import Problem
 from kernelcat.kernels.cuda.common.baseline import baseline
 from kernelcat.kernels.cuda.common.launch import grid_stride_launch, instance
 from kernelcat.kernels.cuda.common.persistent import sizes
-from kernelcat.kernels.cuda.fp8_gemm import wgmma
+from kernelcat.kernels.cuda.fp8_gemm import fitted, wgmma
 from kernelcat.runtime.gpu import Gpu
 
 NAIVE_THREADS = 256
@@ -39,4 +39,4 @@ NAIVE = baseline(
     {"fused multiply-add": "FFMA"},
 )
 
-IMPLEMENTATIONS = (NAIVE, wgmma.IMPLEMENTATION)
+IMPLEMENTATIONS = (NAIVE, wgmma.IMPLEMENTATION, fitted.IMPLEMENTATION)

@@ -64,12 +64,6 @@ class Plan(PersistentPlan):
         return self.is_alone and self.num_consumers == 1
 
     @property
-    def outside(self) -> int:
-        """Rows and columns outside of the product in the last tile of a row or column of tiles."""
-        rows, cols = self.block_m * self.cluster_m, self.block_n * self.cluster_n
-        return min(-self.rows % rows, self.block_m) + min(-self.cols % cols, self.block_n)
-
-    @property
     def num_consumers(self) -> int:
         """Warpgroups that multiply: of 192 rows each takes 64, of 128 and 256 half."""
         if self.block_m == 192:

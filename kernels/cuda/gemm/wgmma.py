@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
@@ -14,6 +13,7 @@ from kernelcat.kernels.cuda.common.launch import instance
 from kernelcat.kernels.cuda.common.persistent import (
     CLUSTERS,
     SPLITS,
+    Maps,
     illegal_split,
     launch,
     loaded_rows,
@@ -70,11 +70,6 @@ schedule : consumer warpgroups share a tile, three one of 192 rows and two other
     each of two computes a tile (ping-pong)
 cluster : thread blocks below each other x side by side; those of a row share A, of a column B
 """
-
-
-Maps = Callable[[str, int, int, int], tuple[TensorMap, ...]]
-"""The maps of an operand, from its name, its rows, the rows of its tiles and how many thread blocks
-share one."""
 
 
 def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:

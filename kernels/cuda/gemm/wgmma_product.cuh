@@ -156,15 +156,6 @@ __device__ __forceinline__ void consume(WgmmaShared<Config>& shared,
   if (Config::kTmaStore) wait_stores_read<0>();
 }
 
-__device__ __forceinline__ void prefetch(const TensorMap& map) {
-  prefetch_map(map);
-}
-
-__device__ __forceinline__ void prefetch(const FittedOperand& operand) {
-  prefetch_map(operand.whole);
-  prefetch_map(operand.edge);
-}
-
 // The kernels' body. `a` and `b` are the operands of what is tiled, with kSwap B and A. With kSplit
 // all tiles but the first `num_whole_tiles` are computed in `num_splits` splits. `map_d` is read
 // only with kTmaStore, `partials` (split tiles, num_splits, BLOCK_M * BLOCK_N) and `counters`

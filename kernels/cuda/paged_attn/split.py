@@ -11,7 +11,7 @@ from kernelcat.catalog.cost_model import L2_TO_DRAM, LAUNCH_US, issue_us, row_sh
 from kernelcat.catalog.implementation import Config, Implementation, Program, Step
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
-from kernelcat.kernels.cuda.common.paged_cache import num_rows
+from kernelcat.kernels.cuda.common.paged_cache import mean_context, num_rows
 from kernelcat.kernels.cuda.paged_attn.operands import (
     BYTES_IN_FLIGHT,
     MAX_REGISTERS,
@@ -19,28 +19,31 @@ from kernelcat.kernels.cuda.paged_attn.operands import (
     group,
     kind,
     params,
-    q_len,
-    span,
     token_bytes,
 )
 from kernelcat.reference._kv_cache import FP8, NVFP4, SCALED, cache_row
-from kernelcat.reference._sequences import tokens_read
-from kernelcat.reference.paged_attn import ENTRY
+from kernelcat.reference.paged_attn import ENTRY, most_visible, tiles_seen
 from kernelcat.runtime.gpu import Gpu
 
 MAX_STAGES = 6
 MAX_COPIES = 16
 """Units of 16 bytes that a thread copies of a tile of keys, at most."""
-TILE_US, TOKEN_US = 0.6, 0.012
-"""Microseconds of a thread block for a KV tile, and of a warp for each of its tokens."""
-ROW_TILE_US = 1.5
-"""Microseconds that a thread block loses between two row tiles."""
-
-MERGE_BYTES = 33e3
+TILE_US, TOKEN_US = 1.0, 0.008
+"""Microseconds of a thread block for a KV tile, and of a warp for each of its tokens. These numbers
+and the next ones are fitted to 41 races of an H100 and an H200."""
+ROW_TILE_US, MORE_ROWS = 4.0, 0.25
+"""Microseconds that a thread block loses between two row tiles of 16 rows and 128 elements, whose
+sums its warps merge, and the part of it that 16 rows more add."""
+UNEVEN = 3.0
+"""Short sequences lie side by side: where nearly all are short, thread blocks have up to so many
+times as many row tiles more than on average."""
+MERGE_BYTES = 30e3
 """Bytes of partial results that the last thread block of a row tile adds up in a microsecond: 56
 rows of 132 parts took 122 us on an H100, 48 rows of 50 parts 34."""
-SPLIT_US = 6.0
+SPLIT_US = 7.0
 """Until thread blocks know their ranges, and from the last partial result to the merged one."""
+OVERLAP = 4.5
+"""Order of the norm that adds up DRAM or L2, the tiles of a thread block, and instructions."""
 INSTRUCTIONS = {FP8: (950, 6.8), NVFP4: (820, 5.8)}
 """Instructions of a thread for a cached token of a head, and for each of its elements."""
 SOFTMAX_INSTRUCTIONS, MMA_EFFICIENCY = 22, 0.35
@@ -194,37 +197,32 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """The longest of DRAM, L2, work and latency, then ranges, changes of row tiles and merges."""
+    """DRAM, L2, instructions, and a thread block's tiles one after another; ranges and merges."""
     if num_rows(problem) == 0:
         return LAUNCH_US
     plan = _plan(config, problem)
-    rows = _rows(problem, q_len(problem))
-    row_tiles = problem["batch"] * problem["kv_heads"] * ceil(rows / plan.block_m)
-    queries = min(ceil(plan.block_m * q_len(problem) / rows), q_len(problem))
-    tokens = span(problem, queries) * _filled(problem)  # of a row tile
-    kv_tiles = ceil(tokens / plan.block_n)
-    blocks = gpu.sms * plan.blocks_per_sm
-    block_tiles = row_tiles * kv_tiles / blocks
+    head_row_tiles, head_tokens = tiles_seen(problem, plan.block_m)
+    row_tiles, tokens = (problem["kv_heads"] * each for each in (head_row_tiles, head_tokens))
+    items = tokens / plan.block_n + 0.5 * row_tiles  # the last tile of a row tile is half empty
+    block_tiles = items / (gpu.sms * plan.blocks_per_sm)
     in_flight = plan.blocks_per_sm * (plan.num_stages(gpu) - 1) * plan.stage_bytes
     flow = min(1.0, 0.3 + 0.7 * in_flight / BYTES_IN_FLIGHT)
     share = row_share(token_bytes(problem) // 2)
     dram_us = ENTRY.bytes_moved(problem) / (gpu.bandwidth * flow * share) * 1e6
-    l2_bytes = row_tiles * kv_tiles * plan.stage_bytes
-    l2_us = l2_bytes / (gpu.bandwidth * L2_TO_DRAM * flow) * 1e6
+    l2_us = items * plan.stage_bytes / (gpu.bandwidth * L2_TO_DRAM * flow) * 1e6
     token_us = TOKEN_US * plan.tokens_per_warp * plan.head_dim / 128
-    latency_us = ceil(block_tiles) * (TILE_US + token_us)
-    border_us = (1 + block_tiles / kv_tiles) * ROW_TILE_US / plan.blocks_per_sm
-    work_us = _work_us(plan, row_tiles * tokens, problem, gpu)
-    parts = ceil(span(problem, queries) / plan.block_n / max(block_tiles, 1))  # of the longest
-    part_bytes = min(plan.block_m, rows) * (plan.head_dim + 2) * 4
+    longest = max(most_visible(problem), 1)
+    uneven = 1 - min(mean_context(problem) / longest, 1.0)
+    borders = min(block_tiles * row_tiles / items * (1 + UNEVEN * uneven), block_tiles)
+    border_us = ROW_TILE_US * (1 + MORE_ROWS * (plan.block_m // 16 - 1)) * plan.head_dim / 128
+    chain_us = ceil(block_tiles) * (TILE_US + token_us) + (1 + borders) * border_us
+    work_us = _work_us(plan, tokens, problem, gpu)
+    parts = ceil(longest / plan.block_n / max(block_tiles, 1))
+    part_rows = min(plan.block_m, _rows(problem, problem["max_q"]))
+    part_bytes = part_rows * (plan.head_dim + 2) * 4
     merge_us = parts * part_bytes / MERGE_BYTES if parts > 1 else 0.0
-    return max(dram_us, l2_us, latency_us, work_us) + border_us + merge_us + SPLIT_US
-
-
-def _filled(problem: Problem) -> float:
-    """Tokens of the drawn sequences over those for which their tables have room."""
-    room = problem["batch"] * span(problem, q_len(problem))
-    return min(1.0, tokens_read(problem) / max(room, 1))
+    steady = max(dram_us, l2_us) ** OVERLAP + chain_us**OVERLAP + work_us**OVERLAP
+    return float(steady ** (1 / OVERLAP) + merge_us + SPLIT_US)
 
 
 def _work_us(plan: Plan, tokens: float, problem: Problem, gpu: Gpu) -> float:

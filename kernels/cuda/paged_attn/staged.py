@@ -11,12 +11,11 @@ from kernelcat.catalog.cost_model import BANDWIDTH_EFFICIENCY, L2_TO_DRAM
 from kernelcat.catalog.implementation import Config, Implementation, Int32, Program, Step
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
-from kernelcat.kernels.cuda.common.paged_cache import num_rows
+from kernelcat.kernels.cuda.common.paged_cache import mean_context, num_rows
 from kernelcat.kernels.cuda.paged_attn.few_rows import (
     NO_OVERLAP_US,
     SM_BANDWIDTH,
     TABLE_LOADS,
-    longest_waves,
     next_launch_fits,
     passes,
     row_tiles,
@@ -34,14 +33,25 @@ from kernelcat.kernels.cuda.paged_attn.operands import (
 from kernelcat.reference.paged_attn import ENTRY, FP8, most_visible
 from kernelcat.runtime.gpu import Gpu
 
-RELEASE_US, LOOK_UP_US = 1.1, 0.2
+RELEASE_US, LOOK_UP_US = 1.1, 0.1
 """Microseconds from a launch's end until the next one may read, and until its tokens are found."""
 DRAM_US, L2_US = 0.8, 0.3
 """Microseconds until the first bytes come from DRAM, and from L2."""
 AHEAD_US = 1.3
 """Microseconds from when a launch may read until the next one has asked for its pages."""
-MERGE_US, CLUSTER_MERGE_US = 0.15, 0.7
-"""Microseconds of the merge of a thread block's warps, and of a cluster's thread blocks."""
+MERGE_US, CLUSTER_MERGE_US = 0.6, 0.7
+"""Microseconds of the merge of a thread block's warps, for each 1,024 elements of its rows, and of
+a cluster's thread blocks. `MERGE_US`, `NEXT_US`, `NEXT_SHARE` and `OVERLAP` are fitted to 67 races
+of an H100 and an H200."""
+NEXT_US = 1.5
+"""Microseconds that an SM loses where one thread block ends and the next begins: its length, table
+and queries come from DRAM one after another, and no launch before it hides that."""
+NEXT_SHARE = 0.5
+"""Part of the passes of later thread blocks that those beside them do not hide."""
+OVERLAP = 1.5
+"""Order of the norm that adds up what thread blocks wait for and the bytes of all of them."""
+LARGE_CLUSTER, LARGE_CLUSTER_FIT = 8, 0.84
+"""Clusters of so many thread blocks or more fill such a part of the SMs: each lies in one GPC."""
 
 SPACE = {
     "tokens": (32, 16, 64),
@@ -155,27 +165,50 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     return Program((step,))
 
 
+class _Work(NamedTuple):
+    """What each estimate asks of a problem."""
+
+    clusters: int
+    mean: float
+    merge_us: float
+    bytes_moved: int
+
+
+@lru_cache(16)  # as _sizes, of which estimates are no part
+def _work(problem: Problem) -> _Work:
+    sizes = _sizes(problem)
+    elements = problem["max_q"] * sizes.group * sizes.head_dim
+    mean = min(mean_context(problem), sizes.visible)
+    return _Work(sizes.clusters, mean, MERGE_US * elements / 1024, ENTRY.bytes_moved(problem))
+
+
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """What a chain of launches waits for, and the bytes, which come from L2 with ``ahead``."""
+    """What a chain of launches waits for, and the bytes, which come from L2 with ``ahead``.
+
+    The first thread block of an SM has the longest sequence, the others have mean ones.
+    """
     if num_rows(problem) == 0:
         return RELEASE_US
-    clusters = _sizes(problem).clusters
+    clusters, mean, merge_us, bytes_moved = _work(problem)
     cluster, blocks_per_sm = config["cluster"], config["blocks_per_sm"]
     blocks, fits = clusters * cluster, next_launch_fits(clusters, cluster, blocks_per_sm, gpu)
-    waves = ceil(blocks / (gpu.sms * blocks_per_sm))
-    bytes_moved = ENTRY.bytes_moved(problem)
+    room = gpu.sms * blocks_per_sm * (LARGE_CLUSTER_FIT if cluster >= LARGE_CLUSTER else 1.0)
+    waves = ceil(clusters / max(room // cluster, 1))
     is_ahead = config["ahead"] and fits and 2 * bytes_moved <= gpu.l2_bytes
-    load_us = L2_US if is_ahead else DRAM_US
-    pass_us = passes(problem, config) * (load_us + tile_us(problem, config, blocks, gpu))
-    merge_us = MERGE_US + (CLUSTER_MERGE_US if cluster > 1 else 0.0)
+    pass_us = (L2_US if is_ahead else DRAM_US) + tile_us(problem, config, blocks, gpu)
+    merge_us += CLUSTER_MERGE_US if cluster > 1 else 0.0
+    waits_us = LOOK_UP_US + passes(problem, config) * pass_us + merge_us
+    if waves > 1:
+        mean_passes = max(1.0, mean / (config["tokens"] * config["num_warps"] * cluster))
+        waits_us += (waves - 1) * (NEXT_US + merge_us + NEXT_SHARE * mean_passes * pass_us)
     dram = BANDWIDTH_EFFICIENCY * gpu.bandwidth
     rate = min(dram * (L2_TO_DRAM if is_ahead else 1.0), min(blocks, gpu.sms) * SM_BANDWIDTH)
-    waits_us = RELEASE_US + waves * (LOOK_UP_US + merge_us)
-    waits_us += longest_waves(problem, waves) * pass_us
-    chain_us = waits_us + bytes_moved / rate * 1e6 + (0.0 if fits else NO_OVERLAP_US)
+    stream_us = bytes_moved / rate * 1e6
+    total_us = RELEASE_US + (waits_us**OVERLAP + stream_us**OVERLAP) ** (1 / OVERLAP)
+    total_us += 0.0 if fits else NO_OVERLAP_US
     if not is_ahead:
-        return chain_us
-    return max(chain_us, AHEAD_US + DRAM_US + bytes_moved / dram * 1e6)
+        return total_us
+    return max(total_us, AHEAD_US + DRAM_US + bytes_moved / dram * 1e6)
 
 
 IMPLEMENTATION = Implementation(

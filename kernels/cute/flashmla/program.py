@@ -17,6 +17,7 @@ from kernelcat.catalog.implementation import (
 )
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cute import CuteSource
+from kernelcat.kernels.cuda.flashmla.lengths import lengths_of
 from kernelcat.kernels.cute.common.dependent_launch import has_dependent_launch
 from kernelcat.kernels.cute.common.paged_cache import illegal_slots
 from kernelcat.reference._mla_row import LATENT, PACKED, ROW
@@ -205,7 +206,7 @@ def row_bytes(problem: Problem) -> int:
 
 START_US = 2.5
 """Microseconds of a thread block to load queries and a first tile, and to store the result."""
-MERGE_US = 1.0
+MERGE_US = 1.9
 """Microseconds of the second kernel, which merges the splits."""
 PARTIAL_ROW_US = 1.6e-3
 """Microseconds to write a row's partial result and to read it in the second kernel. This and the
@@ -213,6 +214,11 @@ times of a tile are fitted to 271 times on an H100 and an H200."""
 IDLE_US = 0.5
 """Microseconds of a thread block that reads a length and ends; those of a cluster wait for each
 other."""
+
+
+QUEUE = 0.4
+"""Share of the others' work after which a thread block of the longest sequence begins, where not
+all of them run at once: sequences come in any order."""
 
 
 def attend_us(
@@ -233,32 +239,40 @@ def attend_us(
     """
     if is_empty(problem):
         return LAUNCH_US
+    lengths = lengths_of(problem)
     groups = [(g, g.sequences * ceil(g.queries * problem["heads"] / block_m))
               for g in query_groups(problem)]  # fmt: skip
-    tokens = sum(
-        (g.tokens - is_causal * (g.queries - 1) / 2) * tiles for g, tiles in groups
-    ) / sum(tiles for _, tiles in groups)
-    tiles = max(1.0, tokens / block_n)
+    tiles = sum(
+        lengths.tiles(g.tokens - is_causal * (g.queries - 1) / 2, block_n) * row_tiles
+        for g, row_tiles in groups
+    ) / sum(row_tiles for _, row_tiles in groups)
     # The grid has the row tiles of the longest query for each sequence. One of each is not full.
     grid_tiles = num_row_tiles(problem, block_m) * problem["batch"]
     full_tiles = problem["tokens"] * problem["heads"] // block_m
-    ctas = min(grid_tiles, full_tiles + problem["batch"]) * min(splits, ceil(tiles))
-    # Thread blocks of equal work end together, in waves; those of unequal work do not.
+    row_tiles = min(grid_tiles, full_tiles + problem["batch"])
+    used, alone = lengths.used_splits(block_n, splits)
+    ctas = row_tiles * used
     waves = ctas / resident_ctas
-    if problem["lengths"] != "ragged" and not is_causal:
-        waves = ceil(waves)
-    longest = ceil(problem["table_width"] * problem["page_size"] / block_n)
-    math_us = max(
-        max(waves, 1.0) * (ceil(tiles / splits) * tile_us + START_US),
-        ceil(longest / splits) * tile_us + START_US,
-    )
+    efficiency = BANDWIDTH_EFFICIENCY * bandwidth_share * min(1.0, waves)
+    memory_us = copy_us(ENTRY.bytes_moved(problem), gpu, efficiency)
+    is_even = lengths.spread == 0 and problem["tokens"] == problem["batch"] * problem["max_q"]
+    if is_even and not is_causal:  # thread blocks of equal work end together, in waves
+        wave_us = ceil(tiles / splits) * tile_us + START_US
+        busy_us = max(wave_us, memory_us / max(waves, 1.0)) * int(waves)
+        busy_us += wave_us if waves > int(waves) else 0.0
+    else:
+        busy_us = (row_tiles * tiles * tile_us + ctas * START_US) / resident_ctas
+        longest_us = ceil(ceil(lengths.longest / block_n) / splits) * tile_us + START_US
+        queue_us = 0.0
+        if waves > 1 and not is_causal:
+            busy_us = max(busy_us, memory_us)
+            queue_us = QUEUE * min(busy_us, longest_us)
+        busy_us = max(busy_us, longest_us) + queue_us
     # Thread blocks that find no rows, or no tile of tokens.
     idle_ctas = grid_tiles * splits - ctas
-    math_us += idle_ctas / resident_ctas * IDLE_US * cluster
-    busy = min(1.0, ctas / resident_ctas)
-    efficiency = BANDWIDTH_EFFICIENCY * bandwidth_share * busy
-    memory_us = copy_us(ENTRY.bytes_moved(problem), gpu, efficiency)
+    busy_us += idle_ctas / resident_ctas * IDLE_US * cluster
     merge_us = 0.0
     if splits > 1:
-        merge_us = MERGE_US + PARTIAL_ROW_US * block_m * ctas
-    return LAUNCH_US + max(math_us, memory_us) + merge_us
+        partial_rows = problem["tokens"] * problem["heads"] * (used - alone)
+        merge_us = MERGE_US + PARTIAL_ROW_US * partial_rows
+    return LAUNCH_US + max(busy_us, memory_us) + merge_us

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from kernelcat.catalog.cost_model import LAUNCH_US, WAVE_LATENCY_US, copy_us
+from kernelcat.catalog.cost_model import BANDWIDTH_EFFICIENCY, LAUNCH_US
 from kernelcat.catalog.implementation import Config, Implementation, Pointer, Program, Step
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cute import CuteSource
@@ -18,23 +18,25 @@ from kernelcat.kernels.cute.paged_attn.program import (
     WARPS,
     attend,
     bandwidth_share,
+    chain_us,
     cta_bytes,
     ctas_by_registers,
     illegal_problem,
     illegal_tile,
     is_empty,
     kernel_constants,
-    longest_split_us,
+    math_us,
     max_splits,
     num_rows,
     num_tiles,
+    overlapped_us,
     parameters,
     tensor_kinds,
     tile_rows,
     token_bytes,
     unpromising_tile,
 )
-from kernelcat.reference.paged_attn import ENTRY, NVFP4
+from kernelcat.reference.paged_attn import ENTRY, NVFP4, most_visible, tiles_seen
 from kernelcat.runtime.gpu import Gpu
 
 # naive ------------------------------------------------------------------------------------------
@@ -73,8 +75,14 @@ NAIVE = Implementation(
 
 # split ------------------------------------------------------------------------------------------
 
-MMA_EFFICIENCY = 0.35
-"""Part of the tensor cores' peak that mma.sync with ldmatrix reaches on Hopper."""
+BEGIN_END_US = 1.0
+"""From the start of a thread block to its first tile, and from its last one to its end."""
+ARRIVE_US, PART_US = 1.5, 0.128
+"""Microseconds until the last thread block of a tile knows that it is the last one, and for each
+part that its threads add up: each thread loads a vector of one part after another, and takes its
+next vector when it is done."""
+MERGED_ELEMENTS = 4 * 32 * WARPS
+"""Elements of rows of which each thread has one vector."""
 
 SPLITS = (1, 2, 3, 4, 8, 16, 32, 64)
 
@@ -116,25 +124,24 @@ def _split_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
 
 
 def _split_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Time of the bytes or of the products on the SMs that have work, then of the merge."""
+    """The tiles of the longest split, the bytes or the products, then the merge."""
     if is_empty(problem):
         return LAUNCH_US
-    flops, moved = ENTRY.flops(problem), ENTRY.bytes_moved(problem)
-    ctas, resident = num_tiles(problem) * config["splits"], _resident_ctas(problem, config, gpu)
-    waves = ceil(ctas / resident)
-    # All waves but the last are full; a single wave may leave SMs idle.
-    busy = ctas / (waves * resident) if waves > 1 else min(1.0, ctas / gpu.sms)
-    bandwidth = bandwidth_share(problem, config, min(resident, ctas) / gpu.sms)
-    rows, block_m = num_rows(problem), tile_rows(problem)
-    padding = block_m * ceil(rows / block_m) / rows
-    math_us = flops * padding / (gpu.flops[problem["dtype"]] * MMA_EFFICIENCY) * 1e6
-    merge_us = 0.0
-    if config["splits"] > 1:
-        partial_rows = 8 * ctas * min(rows, block_m)
-        merge_us = WAVE_LATENCY_US + partial_rows * problem["head_dim"] / gpu.bandwidth * 1e6
-    steady_us = max(copy_us(moved, gpu, bandwidth), math_us)
-    longest_us = longest_split_us(problem, config)
-    return max(steady_us / busy, longest_us) + waves * WAVE_LATENCY_US + merge_us
+    splits, dim, block_m = config["splits"], problem["head_dim"], tile_rows(problem)
+    tiles, seen = tiles_seen(problem, block_m)
+    ctas, resident = tiles * problem["kv_heads"] * splits, _resident_ctas(problem, config, gpu)
+    moved, merge_us = ENTRY.bytes_moved(problem), 0.0
+    if splits > 1:
+        elements = min(num_rows(problem), block_m) * dim
+        moved += 8 * ctas * elements  # written and read
+        parts = min(splits, ceil(most_visible(problem) / config["block_n"]))
+        merge_us = ARRIVE_US + parts * PART_US * ceil(elements / MERGED_ELEMENTS)
+    rate = gpu.bandwidth * bandwidth_share(problem, config, min(resident, ctas) / gpu.sms)
+    bytes_us = moved / (rate * BANDWIDTH_EFFICIENCY) * 1e6
+    products_us = math_us(problem, seen * problem["kv_heads"], ctas, gpu)
+    tiles_us = chain_us(problem, config, ceil(ctas / resident), seen / tiles, 0.0)
+    steady_us = overlapped_us(tiles_us, max(bytes_us, products_us))
+    return LAUNCH_US + BEGIN_END_US + steady_us + merge_us
 
 
 SPLIT = Implementation(
@@ -163,6 +170,8 @@ GPC_SMS = 16
 """SMs of most graphics processing clusters; a cluster of thread blocks lies within one."""
 ALONE = 0.8
 """Part of its bandwidth that an SM reaches with one thread block, which waits at every tile."""
+EXCHANGE_US = 3.0
+"""Microseconds of the exchange of 64 rows of 128 elements, in four-float messages."""
 SM_BANDWIDTH = 60e9
 """Bytes a second that one SM can load while the other SMs load nothing."""
 
@@ -225,16 +234,22 @@ def _cluster_program(problem: Problem, config: Config, gpu: Gpu) -> Program:
 
 
 def _cluster_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Time to load the bytes on the SMs that have work."""
-    splits, tiles = config["splits"], num_tiles(problem)
+    """The tiles and the exchange of the longest sequence's cluster, the bytes or the products."""
+    splits, block_m = config["splits"], tile_rows(problem)
+    tiles, seen = tiles_seen(problem, block_m)
     clusters_per_gpc = GPC_SMS * _ctas_per_sm(problem, config, gpu) // splits
     resident_clusters = max(1, gpu.sms // GPC_SMS * clusters_per_gpc)
-    ctas = min(tiles, resident_clusters) * splits
+    clusters = tiles * problem["kv_heads"]
+    ctas = min(clusters, resident_clusters) * splits
     share = bandwidth_share(problem, config, ctas / gpu.sms)
     share *= ALONE if ctas <= gpu.sms else 1.0
     rate = min(gpu.bandwidth * share, min(ctas, gpu.sms) * SM_BANDWIDTH)
-    stream_us = max(ENTRY.bytes_moved(problem) / rate * 1e6, longest_split_us(problem, config))
-    return LAUNCH_US + WAVE_LATENCY_US + stream_us
+    bytes_us = ENTRY.bytes_moved(problem) / rate * 1e6
+    products_us = math_us(problem, seen * problem["kv_heads"], ctas, gpu)
+    exchange_us = EXCHANGE_US * min(num_rows(problem), block_m) * problem["head_dim"] / 8192
+    waves = ceil(clusters / resident_clusters)
+    tiles_us = chain_us(problem, config, waves, seen / tiles, exchange_us)
+    return LAUNCH_US + BEGIN_END_US + overlapped_us(tiles_us, max(bytes_us, products_us))
 
 
 CLUSTER = Implementation(

@@ -17,12 +17,14 @@ from kernelcat.kernels.triton.common.architectures import illegal_float8
 from kernelcat.kernels.triton.common.grid import MAX_GRID_Y
 from kernelcat.kernels.triton.common.powers import next_power_of_two
 from kernelcat.reference._kv_cache import FP8, NVFP4, cache_row, row_bytes
-from kernelcat.reference.paged_attn import ENTRY, most_visible, sm_scale
+from kernelcat.reference.paged_attn import ENTRY, most_visible, sm_scale, tiles_seen
 from kernelcat.runtime.gpu import Gpu
 
 PACKAGE = "kernelcat.kernels.triton.paged_attn"
 BYTES_IN_FLIGHT = 64 << 10
 """Bytes that an SM must have in flight to use the whole bandwidth."""
+MAX_DECODED = 8192
+"""Elements of a tile of float8 or NVFP4 that `tiled` decodes without spills."""
 MAX_BATCH = 4096
 """Sequences at most whose lengths a program of `split` holds in registers."""
 
@@ -207,12 +209,19 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     return None
 
 
+def _unpromising_tiled(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    block_n, dim = config["block_n"], problem["head_dim"]
+    if problem["kv_dtype"] in (FP8, NVFP4) and block_n * dim > MAX_DECODED:
+        return f"decoded tiles of {block_n} x {dim} spill registers"
+    return _unpromising(config, problem, gpu)
+
+
 # ---- estimates -----------------------------------------------------------------------------------
 
 
-MMA_EFFICIENCY = 0.65
+MMA_EFFICIENCY = 0.55
 """Part of the tensor cores' peak that products reach while no softmax is computed."""
-SOFTMAX_INSTRUCTIONS = 9.7
+SOFTMAX_INSTRUCTIONS = 8.2
 """Instructions of a thread for a score of a tile of 64 or more rows: maximum, exponential, sum."""
 TOKEN_INSTRUCTIONS = 400
 """Instructions for a cached token of a head, whatever its dimension: page, address, softmax."""
@@ -220,42 +229,48 @@ ELEMENT_INSTRUCTIONS = {FP8: 14.8, NVFP4: 18.0}
 """Instructions to make 16 bits of an element of the cache; elements of 16 bits take 2."""
 PROGRAM_BANDWIDTH = 27e9
 """Bytes a second that one program streams that has an SM to itself, with its waits at each tile."""
-WAVE_US = 2.5
-"""From the start of a program of `tiled` to its first scores, and from its last values to its end;
-also of programs that find no rows."""
+TILE_US = 0.84
+"""Microseconds that a program of `tiled` waits at each tile of tokens: the table, then the loads.
+This and the next numbers are fitted to 35 races of an H100 and an H200."""
+TILE_LOAD_US, TILE_ROWS = 0.45, 0.16
+"""Microseconds for 64 tokens of 128 elements, and the part of it that 16 rows of products add."""
+START_END_US, WAVE_US = 3.4, 1.2
+"""From the launch to the first scores, and from the last values to the end; and of each wave of
+programs, also of those that find no rows."""
+OVERLAP = 1.85
+"""Order of the norm that adds up the tiles of a program, and the bytes or the work of all."""
 SPLIT_US = 7.0
 """Until programs know their ranges, and from the last partial result to the merged one."""
 
 
-def _bytes_us(problem: Problem, programs: int, gpu: Gpu) -> float:
-    """The time of the cache's bytes, read by ``programs`` programs that have an SM each."""
-    share = cost_model.row_share(row_bytes(problem))
-    rate = min(gpu.bandwidth * share, programs * PROGRAM_BANDWIDTH)
+def _bytes_us(problem: Problem, gpu: Gpu) -> float:
+    """The time of the cache's bytes, read by all SMs."""
+    rate = gpu.bandwidth * cost_model.row_share(row_bytes(problem))
     return ENTRY.bytes_moved(problem) / rate * 1e6
 
 
-def _longest_us(problem: Problem) -> float:
-    """The time in which one program streams a head of the longest sequence."""
-    longest_bytes = most_visible(problem) * 2 * row_bytes(problem)
-    return float(longest_bytes / PROGRAM_BANDWIDTH * 1e6)
+def _tile_us(problem: Problem, config: Config) -> float:
+    """The time in which one program of `tiled` goes through a tile of tokens."""
+    size = config["block_n"] / 64 * problem["head_dim"] / 128
+    return float(TILE_US + TILE_LOAD_US * size * (1 + TILE_ROWS * config["block_m"] / 16))
 
 
-def _busy_us(problem: Problem, config: Config, row_tiles: int, programs: int, gpu: Gpu) -> float:
+def _busy_us(problem: Problem, config: Config, programs: int, gpu: Gpu) -> float:
     """The time of products, softmax and decoding: every row tile reads all of its tokens."""
-    rows, busy = max(_max_rows(problem), 1), min(programs, gpu.sms)
-    flops = ENTRY.flops(problem) * row_tiles * config["block_m"] / rows
+    busy = min(programs, gpu.sms)
+    tokens = tiles_seen(problem, config["block_m"])[1] * problem["kv_heads"]  # of all row tiles
+    scores = tokens * config["block_m"]
+    flops = 4 * problem["head_dim"] * scores
     math_us = flops / (gpu.flops[problem["dtype"]] * MMA_EFFICIENCY * busy / gpu.sms) * 1e6
-    scores = flops / (4 * problem["head_dim"])
     if config["block_m"] >= 64:
         return math_us + cost_model.issue_us(SOFTMAX_INSTRUCTIONS * scores, gpu, busy)
-    tokens = scores / config["block_m"]  # of all row tiles and key-value heads
     per_element = ELEMENT_INSTRUCTIONS.get(problem["kv_dtype"], 2)
     per_token = TOKEN_INSTRUCTIONS + per_element * 2 * problem["head_dim"]
     return max(math_us, cost_model.issue_us(per_token * tokens, gpu, busy))
 
 
 def _estimate_naive(problem: Problem, config: Config, gpu: Gpu) -> float:
-    bytes_us = _bytes_us(problem, gpu.sms, gpu)
+    bytes_us = _bytes_us(problem, gpu)
     math_us = ENTRY.flops(problem) / (gpu.flops[problem["dtype"]] * 0.5) * 1e6
     return 50 * _group(problem) * max(bytes_us, math_us)
 
@@ -269,19 +284,21 @@ def _residents(problem: Problem, config: Config, gpu: Gpu) -> int:
 
 
 def _estimate_tiled(tma: bool, problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Bytes or work, in whole waves where work decides: the last one is rarely full."""
+    """The tiles of the longest sequence and the waves of programs, beside bytes or work."""
     if _is_empty(problem):
         return cost_model.LAUNCH_US
     row_tiles = ceil(_max_rows(problem) / config["block_m"])
     programs = row_tiles * problem["kv_heads"] * problem["batch"]
-    work_us = _busy_us(problem, config, row_tiles, programs, gpu)
-    waves = programs / _residents(problem, config, gpu)
-    if waves > 1 and config["block_m"] < 64:
-        work_us *= 1 + 0.25 * (ceil(waves) / waves - 1)
+    busy = tiles_seen(problem, config["block_m"])[0] * problem["kv_heads"]  # programs with rows
+    work_us = _busy_us(problem, config, busy, gpu)
     if config["block_m"] >= 64 and not tma:
         work_us *= 1.1  # addresses of rows, which TMA works out
-    us = max(_bytes_us(problem, programs, gpu), _longest_us(problem), work_us)
-    return cost_model.LAUNCH_US + WAVE_US * ceil(waves) + us
+    waves = ceil(programs / _residents(problem, config, gpu))
+    longest_tiles = ceil(most_visible(problem) / config["block_n"])
+    chain_us = longest_tiles * _tile_us(problem, config) + (waves - 1) * WAVE_US
+    steady_us = max(_bytes_us(problem, gpu), work_us)
+    us = (chain_us**OVERLAP + steady_us**OVERLAP) ** (1 / OVERLAP)
+    return float(cost_model.LAUNCH_US + START_END_US + us)
 
 
 def _estimate_split(tma: bool, problem: Problem, config: Config, gpu: Gpu) -> float:
@@ -289,11 +306,12 @@ def _estimate_split(tma: bool, problem: Problem, config: Config, gpu: Gpu) -> fl
     if _is_empty(problem):
         return cost_model.LAUNCH_US
     stage_bytes = 2 * config["block_n"] * row_bytes(problem)
+    programs = config["per_sm"] * gpu.sms
     in_flight = config["per_sm"] * (config["stages"] - 1) * stage_bytes
     flow = min(1.0, 0.7 + 0.3 * in_flight / BYTES_IN_FLIGHT)
-    row_tiles = ceil(_max_rows(problem) / config["block_m"])
-    work_us = _busy_us(problem, config, row_tiles, gpu.sms, gpu)
-    us = max(_bytes_us(problem, config["per_sm"] * gpu.sms, gpu) / flow, work_us)
+    work_us = _busy_us(problem, config, gpu.sms, gpu)
+    program_us = ENTRY.bytes_moved(problem) / (programs * PROGRAM_BANDWIDTH) * 1e6
+    us = max(max(_bytes_us(problem, gpu), program_us) / flow, work_us)
     return cost_model.LAUNCH_US + SPLIT_US + us
 
 
@@ -328,6 +346,7 @@ def _variant(
     illegal: Callable[..., str | None],
     program: Callable[..., Program],
     estimate: Callable[..., float],
+    unpromising: Callable[..., str | None] = _unpromising,
     **fields: Any,
 ) -> Implementation:
     """The functions take as their first argument whether TMA loads the tiles."""
@@ -337,7 +356,7 @@ def _variant(
         variant=variant,
         archs=("sm_90a",) if tma else ARCHS,
         illegal=partial(illegal, tma),
-        unpromising=_unpromising,
+        unpromising=unpromising,
         program=partial(program, tma),
         estimate=partial(estimate, tma),
         techniques={"tma": "UTMALDG"} if tma else {"asynchronous copy": "LDGSTS"},
@@ -346,7 +365,12 @@ def _variant(
 
 
 _tiled_variant = partial(
-    _variant, space=TILED_SPACE, illegal=_illegal_tiled, program=_tiled, estimate=_estimate_tiled
+    _variant,
+    space=TILED_SPACE,
+    illegal=_illegal_tiled,
+    program=_tiled,
+    estimate=_estimate_tiled,
+    unpromising=_unpromising_tiled,
 )
 _split_variant = partial(
     _variant, space=SPLIT_SPACE, illegal=_illegal_split, program=_split, estimate=_estimate_split

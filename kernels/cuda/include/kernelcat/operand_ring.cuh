@@ -41,6 +41,15 @@ struct FittedOperand {
   int size;
 };
 
+__device__ __forceinline__ void prefetch(const TensorMap& map) {
+  prefetch_map(map);
+}
+
+__device__ __forceinline__ void prefetch(const FittedOperand& operand) {
+  prefetch_map(operand.whole);
+  prefetch_map(operand.edge);
+}
+
 // Rows that are loaded of the kRows from `first` on.
 template <int kRows>
 __device__ __forceinline__ int rows_inside(const TensorMap&, int first) {
