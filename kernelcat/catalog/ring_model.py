@@ -24,6 +24,12 @@ the time of that one. A k-block of 64 x 64 alone says 1.3 (132 ns on an H200 wit
 202 with 56 outside); wide tiles hide a part, and 0.6 fits 163 raced times of `gemm/cuda/wgmma`."""
 
 
+PAIR_BYTES_PER_US = 115e3
+"""What two SMs that share a port take from memory. On an H200 it takes 40 thread blocks, each on a
+pair of SMs of its own, to fill the bandwidth; 80 take as long as the second ones of 14 pairs, which
+the first ones of all 66 pairs had delayed (4x5120x2048: 9.1 us, in tiles of 128 rows 7.4)."""
+
+
 class Tiles(NamedTuple):
     """Tiles of a product of (rows, k) and (cols, k), and how they are dealt out.
 
@@ -126,7 +132,8 @@ class RingModel:
         busy_us *= self._k_block_us(tiles, gpu, dtype, slowdown)
         busy_us *= self.split_k_block if splits_k else 1.0
         busy_us += tiles.stored * self.store_us * area / (128 * 256) + extra_us
-        memory_us = bytes_moved / (gpu.bandwidth * self.dram_share) * 1e6
+        dram = gpu.bandwidth * self.dram_share / 1e6  # bytes a microsecond
+        memory_us = bytes_moved / dram + _unshared_us(tiles, gpu, dram)
         return self.start_us + self._together(busy_us, memory_us)
 
     def _k_block_us(self, tiles: Tiles, gpu: Gpu, dtype: str, slowdown: float) -> float:
@@ -158,6 +165,21 @@ class RingModel:
         wide, high = next((each for each in self.tile_rates if each[0] >= block_n),
                           self.tile_rates[-1])  # fmt: skip
         return low + (high - low) * (block_n - narrow) / max(wide - narrow, 1)
+
+
+def _unshared_us(tiles: Tiles, gpu: Gpu, dram: float) -> float:
+    """How much longer an operand takes that thread blocks stream once, a part each, than at the
+    ``dram`` bytes a microsecond of the memory: pairs of SMs get equal shares of it, so pairs with a
+    part more than others have it left in the end."""
+    if tiles.cols <= tiles.block_n * tiles.cluster_n:
+        streamed = tiles.rows
+    elif tiles.rows <= tiles.block_m * tiles.cluster_m:
+        streamed = tiles.cols
+    else:
+        return 0.0
+    part_bytes = streamed * tiles.row_bytes / max(tiles.thread_blocks, 1)
+    late = tiles.thread_blocks % (gpu.sms // 2)
+    return part_bytes * max(1 / PAIR_BYTES_PER_US - late / dram, 0.0) if late else 0.0
 
 
 def _operations(dtype: str) -> int:

@@ -2,8 +2,9 @@
 
 A model is fitted to some problems and judged on others: each measured problem is served without the
 rows of its bucket, once by each rule. The rule that loses least is kept. Rules that ask the model
-must lose clearly less than the winner of the nearest problem, which needs no model. A portfolio
-that also serves random problems is kept unless it loses clearly more on the measured ones.
+must lose less than the winner of the nearest problem, which needs no model; clearly less if the
+portfolio knows measured problems only. A portfolio that also serves random problems is kept unless
+it loses clearly more on the measured ones.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from kernelcat.store.calibration import NEAREST, RULES, Calibrated, Judgement
 MIN_PROBLEMS = 5
 """With fewer measured problems nothing is judged, and the winner of the nearest problem serves."""
 MARGIN = 0.01
-"""By which a mean loss must be smaller than the loss without a model."""
+"""By which a mean loss must be smaller than the loss without a model, where the portfolio knows the
+measured problems only. With a widened one a smaller loss is enough: losses are of variants, and the
+nearest winner's configuration is one for other sizes (docs/decisions.md)."""
 WIDENED_MARGIN = 0.03
 """By which a portfolio that also serves random problems may lose more on measured ones: calls of
 measured problems have rows of their own, and a chosen configuration that was not raced counts as
@@ -56,7 +59,8 @@ def calibrate(entry: Entry, sku: str) -> Calibration:
         if _least(wide) <= _least(losses) + WIDENED_MARGIN:
             losses, widened = wide, True
     best = min(RULES, key=lambda rule: losses[rule].mean)
-    rule = best if losses[best].mean < nearest.mean - MARGIN else NEAREST
+    margin = 0.0 if widened else MARGIN
+    rule = best if losses[best].mean < nearest.mean - margin else NEAREST
     model = fit(entry, gpu, times, rule, widened)
     return Calibration(entry.name, replace(model, judged=losses))
 
