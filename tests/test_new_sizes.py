@@ -72,7 +72,7 @@ def functions_called(run: Callable[[], Any]) -> int:
 
 
 MAX_FUNCTIONS = {
-    "gemm": 600, "fp8_gemm": 510, "nvfp4_matmul": 440, "paged_attn": 780, "flashmla": 570,
+    "gemm": 600, "fp8_gemm": 560, "nvfp4_matmul": 440, "paged_attn": 780, "flashmla": 770,
     "moe_mlp": 2240, "moe_gemm": 700, "moe_route": 730, "qkv_rope_write": 1800, "out_router": 650,
     "rms_norm": 350, "lm_head": 530, "sample": 420,
 }  # fmt: skip
@@ -80,7 +80,7 @@ MAX_FUNCTIONS = {
 
 A function takes about 0.25 us on the machines of CI, which are too busy for a clock. A program of
 `moe_mlp` has up to four kernels, and its builder looks for the routing kernel's configuration; that
-of `qkv_rope_write` has two.
+of `qkv_rope_write` has two, as that of `flashmla/cuda/dealt`.
 """
 
 LANGUAGES = [
@@ -113,7 +113,7 @@ def test_the_count_of_functions_sees_a_choice(machine: Machine) -> None:
 
 
 MAX_FUNCTIONS_OF_A_CHOICE = {
-    "gemm": 9500, "paged_attn": 12400, "moe_route": 1400, "rms_norm": 710,
+    "gemm": 10000, "paged_attn": 12400, "moe_route": 1400, "rms_norm": 1000,
 }  # fmt: skip
 """Layer -> functions of a first call whose representative is new, by a measured row or a model.
 
