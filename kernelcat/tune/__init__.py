@@ -269,12 +269,7 @@ def _problems(entry: Entry, problems: Sequence[str | Problem] | None) -> list[Pr
 def _implementations(
     backend: backends.Backend, entry: Entry, options: Options
 ) -> tuple[Implementation, ...]:
-    implementations = tuple(
-        i
-        for i in backend.implementations(entry.name)
-        if (options.languages is None or i.language in options.languages)
-        and (options.variants is None or i.variant in options.variants)
-    )
+    implementations = tuple(filter(options.covers, backend.implementations(entry.name)))
     if not implementations:
         raise Unsupported(f"{entry.name} has no implementation with the given languages and "
                           f"variants: kernelcat show {entry.name} lists all")  # fmt: skip

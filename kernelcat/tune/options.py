@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kernelcat.bench.states import TUNED
 from kernelcat.bench.timer import REGIMES
+from kernelcat.catalog.implementation import Implementation
 from kernelcat.catalog.spec import Problem
 from kernelcat.runtime.devices import Devices
 from kernelcat.store.races import LADDER
@@ -44,6 +45,12 @@ class Options:
     processes: int | None = None
     executor: str = LOCAL
     address: str | None = None
+
+    def covers(self, implementation: Implementation) -> bool:
+        """Whether the tune is for this implementation's language and variant."""
+        return (self.languages is None or implementation.language in self.languages) and (
+            self.variants is None or implementation.variant in self.variants
+        )
 
     def command(self, *words: str) -> str:
         """The command line that continues an interrupted ``kernelcat`` with ``words``."""

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernelcat.call.calibrated import predictions
+from kernelcat.call.calibrated import Prediction, predictions
 from kernelcat.catalog.spec import Entry, Problem
 from kernelcat.errors import InvalidArgument, UnknownName, Unsupported
 from kernelcat.report.calibration import REGIME
@@ -184,17 +184,18 @@ class _Known:
         tried = {(each.language, each.variant) for each in (*history.times, *history.failed)}
         untried = {
             (each.language, each.variant): each
-            for each in self.backend.implementations(job.entry.name)
+            for each in filter(self.asked.covers, self.backend.implementations(job.entry.name))
             if (each.language, each.variant) not in tried
-            and (not self.asked.languages or each.language in self.asked.languages)
-            and (not self.asked.variants or each.variant in self.asked.variants)
         }
         best_us = min(history.times.values())
+
+        def is_worth_a_try(each: Prediction) -> bool:
+            """Whether a tune would screen the configuration, too."""
+            implementation = untried[each.language, each.variant]
+            return implementation.too_slow(each.config, job.problem, self.gpu) is None
+
         return any(
-            each.high_us < best_us
-            and not untried[each.language, each.variant].too_slow(
-                each.config, job.problem, self.gpu
-            )
+            each.high_us < best_us and is_worth_a_try(each)
             for each in predictions(model, job.problem, self.gpu, lambda *owner: owner in untried)
         )
 
