@@ -20,6 +20,8 @@ MAX_CACHE_BYTES = 4 * 10**9
 MAX_FLOPS = 4 * 10**12
 """Operations of a random attention problem, about 10 ms of an H200."""
 LENGTHS = ("equal", "ragged", "skewed", "skewed")
+SPARE_PAGES = 0.1
+"""Share of a random problem's pages that its sequences may leave unused; one page always may be."""
 
 
 def log_uniform(dice: Random, low: int, high: int, step: int = 1) -> int:
@@ -86,6 +88,22 @@ def with_chunk(decoding: Problem, q_len: int) -> Problem:
     axes = {**decoding.values, "tokens": decoding["batch"] - 1 + q_len, "max_q": q_len}
     problem = Problem.of(decoding.entry, **axes)
     return Problem.of(problem.entry, **{**axes, "pages": pages_needed(problem)})
+
+
+def with_pages(problem: Problem) -> Problem | None:
+    """``problem`` with a cache that its drawn sequences fill, or None if none was found.
+
+    Ragged lengths follow from the whole problem: with other pages they are others, too. So numbers
+    of pages are tried, each what the lengths of the one before need.
+    """
+    pages = 1
+    for _ in range(32):
+        problem = Problem.of(problem.entry, **{**problem.values, "pages": pages})
+        needed = pages_needed(problem)
+        if needed <= pages and pages - needed <= max(1, SPARE_PAGES * pages):
+            return problem
+        pages = needed
+    return None
 
 
 def pages_needed(problem: Problem) -> int:

@@ -283,6 +283,8 @@ def queries_error(problem: Problem) -> str | None:
     """Why the axes do not describe queries over a cache, or None."""
     tokens, batch = problem["tokens"], problem["batch"]
     room = problem["table_width"] * problem["page_size"]
+    if not problem["heads"]:
+        return "heads=0: attention needs a query head"
     if tokens > batch * min(problem["max_q"], room):
         return (
             f"tokens={tokens} are more query tokens than batch * max_q "

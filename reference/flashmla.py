@@ -45,9 +45,9 @@ from kernelcat.reference._peers import peer_in
 from kernelcat.reference._random_sizes import (
     MAX_CACHE_BYTES,
     MAX_FLOPS,
-    pages_needed,
     sequence_axes,
     with_chunk,
+    with_pages,
 )
 from kernelcat.reference._sequences import (
     ATTENTION_PRECONDITIONS,
@@ -277,8 +277,9 @@ def _random_problem(dice: Random) -> Problem:
     """What FlashInfer computes too: a cache of bfloat16, dense attention."""
     while True:
         heads, axes = dice.choice(RANDOM_HEADS), sequence_axes(dice, (64, 64, 64, 16))
-        problem = Problem.of("flashmla", **{**latent(1, 1, heads, 1).values, **axes})
-        problem = Problem.of("flashmla", **{**problem.values, "pages": pages_needed(problem)})
+        problem = with_pages(Problem.of("flashmla", **{**latent(1, 1, heads, 1).values, **axes}))
+        if problem is None:
+            continue
         cache = problem["pages"] * problem["page_size"] * 2 * ROW
         if cache <= MAX_CACHE_BYTES and _flops(problem) <= MAX_FLOPS:
             return problem

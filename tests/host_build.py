@@ -11,7 +11,9 @@ from functools import cache
 from pathlib import Path
 
 COMPILER = shutil.which("g++")
-OPTIONS = ("-std=c++20", "-O1", "-w", "-fPIC", "-shared", "-fno-gnu-unique")
+FIBERS = Path(__file__).parent / "fibers_include"
+"""A header of both stand-ins for CUDA's threads."""
+OPTIONS = ("-std=c++20", "-O1", "-w", "-fPIC", "-shared", "-fno-gnu-unique", f"-I{FIBERS}")
 """Libraries of one process share no variables (``-fno-gnu-unique``)."""
 
 
@@ -20,7 +22,7 @@ def folder(name: str, *inputs: Path) -> Path:
     """Where files stay until the compiler, or a file among or below ``inputs``, changes."""
     version = subprocess.run([str(COMPILER), "--version"], capture_output=True, check=True).stdout
     digest = hashlib.sha256(version)
-    for path in (Path(__file__), *inputs):
+    for path in (Path(__file__), FIBERS, *inputs):
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             digest.update(file.read_bytes() if file.is_file() else b"")
     chosen = Path(__file__).parents[1] / ".pytest_cache" / name / digest.hexdigest()[:16]

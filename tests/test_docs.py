@@ -44,6 +44,7 @@ NOT_RUN = {
     r"moe serve ": "needs 14 GB, and runs until it is stopped",
     r"moe bench ": "needs 14 GB",
     r"moe ladder gpt-oss": "needs 50 GB",
+    r"calibrate --all ": "runs for minutes; tests/test_calibration.py runs it for one entry",
     r"db merge colleague": "needs somebody else's database",
     r"db misses ": "needs a workload that a program has written",
 }

@@ -112,6 +112,7 @@ def test_sm_scale_is_required_and_positive() -> None:
         ({"kv_dtype": "float16"}, r"kv_dtype is dtype \(bfloat16\) or uint8, rows of 656 bytes"),
         ({"kv_dtype": "float8_e4m3fn"}, "use one of: bfloat16, float16, uint8"),
         ({"tokens": 9}, r"more query tokens than batch \* max_q"),
+        ({"heads": 0}, "needs a query head"),
         ({"pages": 0}, "the cache has no page"),
         ({"page_size": 32}, "use one of: 1, 16, 64, 128"),
         ({"sm_scale": float("inf")}, "sm_scale=inf must be a finite number"),

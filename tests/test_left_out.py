@@ -13,7 +13,7 @@ from kernelcat.catalog.implementation import Config
 from kernelcat.cli import main
 from kernelcat.reference.gemm import product
 from kernelcat.report import left_out as module
-from kernelcat.report.left_out import LeftOut, left_out, sheet, skus
+from kernelcat.report.left_out import LeftOut, Rows, sheet, skus
 from kernelcat.runtime.gpu import SKUS
 from kernelcat.store.calibration import NEAREST
 from kernelcat.store.snapshots import Choice
@@ -54,7 +54,7 @@ def rows(monkeypatch) -> list[SimpleNamespace]:
 
 
 def test_a_problem_is_served_by_another_bucket_and_judged_by_its_own_rows(rows) -> None:
-    large, small, near = left_out(ENTRY, "h200", NEAREST)
+    large, small, near = Rows(ENTRY, "h200").judge(NEAREST, False)
     name = "gemm/cuda/tma"
     assert large == LeftOut("4096x4096x4096", name, "nearest", 100.0, 150.0, 150.0)
     assert small.implementation == "gemm/cuda/wgmma" and small.us == 36.0 and small.best_us == 30.0
@@ -62,14 +62,14 @@ def test_a_problem_is_served_by_another_bucket_and_judged_by_its_own_rows(rows) 
     notes = sheet("gemm", "h200", [large, small, near]).notes
     assert "34.2% in the mean of 2, 50.0% at worst" in notes[0]
     rows[1].config = {"tile": "none"}  # no configuration of today's space
-    large = left_out(ENTRY, "h200", NEAREST)[0]
+    large = Rows(ENTRY, "h200").judge(NEAREST, False)[0]
     assert large.implementation == name and large.variant_us is large.us is None
 
 
 def test_a_configuration_that_did_not_race_has_the_time_of_its_variant_only(rows) -> None:
     rows[1].config = {**config("tma"), "num_stages": 4}
     assert config("tma")["num_stages"] != 4
-    large = left_out(ENTRY, "h200", NEAREST)[0]
+    large = Rows(ENTRY, "h200").judge(NEAREST, False)[0]
     assert (large.variant_us, large.us) == (150.0, None)
 
 

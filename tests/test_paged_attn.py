@@ -68,6 +68,7 @@ def test_ragged_batches_have_empty_sequences_and_whole_pages() -> None:
         ({"kv_dtype": "float16"}, "kv_dtype is dtype"),
         ({"kv_dtype": "uint8"}, "use one of: .*, float4_e2m1fn_x2"),
         ({"max_q": 1, "tokens": 9}, r"more query tokens than batch \* max_q"),
+        ({"heads": 0}, "needs a query head"),
         ({"softcap": -1.0}, "must not be negative"),
         ({"softcap": float("nan")}, "softcap=nan must be a finite number"),
         ({"sm_scale": True}, "sm_scale=True must be a finite number"),

@@ -9,15 +9,19 @@ import pytest
 
 from kernelcat import catalog
 from kernelcat.catalog import sample
+from kernelcat.catalog.random_problems import draw
 from kernelcat.catalog.spec import Problem
 from kernelcat.errors import InvalidArgument
 from kernelcat.moe.sizes import SIZES
+from kernelcat.reference import _random_sizes
 from kernelcat.reference._models import MODELS, projections
 from kernelcat.reference._random_sizes import (
+    SPARE_PAGES,
     log_uniform,
     near,
     pages_needed,
     weight_sizes,
+    with_pages,
 )
 from kernelcat.reference._sequences import lengths, tables
 from kernelcat.reference.paged_attn import ENTRY, attention
@@ -51,6 +55,22 @@ def test_pages_follow_from_skewed_lengths_which_do_not_follow_from_pages() -> No
     table, slots = tables(exact)
     used = [page for row in table for page in row if page >= 0]
     assert sorted(used) == list(range(needed)) and min(slots) > 0
+
+
+@pytest.mark.parametrize("name", ["paged_attn", "flashmla"])
+def test_sequences_of_random_problems_fill_the_cache(name: str) -> None:
+    """Pages tell the model how long sequences are, so they must not speak of other lengths."""
+    problems = draw(catalog.entry(name), "a seed", 100)
+    assert {problem["lengths"] for problem in problems} == {"equal", "ragged", "skewed"}
+    for problem in problems:
+        unused = problem["pages"] - pages_needed(problem)
+        assert 0 <= unused <= max(1, SPARE_PAGES * problem["pages"]), problem
+
+
+def test_a_cache_that_no_number_of_pages_fits_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = skewed(4, 4, 1, 4096)
+    monkeypatch.setattr(_random_sizes, "pages_needed", lambda other: other["pages"] + 1)
+    assert with_pages(problem) is None
 
 
 def test_extra_values_are_allowed_but_no_sample_takes_them() -> None:

@@ -27,6 +27,7 @@ from kernelcat import catalog
 from kernelcat.catalog.implementation import Config
 from kernelcat.catalog.random_problems import as_called, draw
 from kernelcat.catalog.spec import Entry, Problem
+from kernelcat.report.portfolio import Table, cover
 from kernelcat.report.predictions import Contestant
 from kernelcat.runtime import gpu as gpus
 from kernelcat.runtime.gpu import Gpu
@@ -44,17 +45,12 @@ PRIOR_SLOPE = 3.0
 """Weight, in rows at a distance of e, of the belief that the ratio does not depend on size."""
 MAX_PORTFOLIO = 96
 """Configurations that a call predicts at most; each costs some microseconds."""
-WORTH = 0.0001
-"""What a further configuration must take from the mean loss."""
-UNSERVED = 1.0
-"""Loss of a problem that nothing serves: e times the least time."""
 NAIVE = "naive"
 """The variant that each ladder begins with."""
 RANDOM_PROBLEMS, RANDOM_SEED = 600, "portfolio"
 """Random problems that a portfolio serves, beside the measured ones. Dispatch is judged with other
 seeds."""
 
-Losses = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 Times = Mapping[Problem, Mapping[Contestant, float]]
 """Problem -> contestant -> microseconds."""
 
@@ -119,67 +115,36 @@ def fit(entry: Entry, gpu: Gpu, times: Times, rule: str, widened: bool = False) 
     of the same architecture. ``widened`` is whether the portfolio also serves random problems.
     """
     verified = {i.name for i in catalog.implementations(entry.name) if not receipts.doubt(i)}
-    served: list[Mapping[Contestant, float]] = []
-    for problem, contestants in times.items():
-        served.append(
+    table = Table.of(
+        [
             {
                 each: us
                 for each, us in contestants.items()
                 if each[0] in verified and _estimate(*each, problem, gpu) is not None
             }
-        )
+            for problem, contestants in times.items()
+        ]
+    )
     points = {**_sibling_points(entry.name, gpu.sku), **_points(times, gpu)}
-    for name, more in _points(randomly_raced(entry, gpu.sku), gpu).items():
+    for name, more in _random_points(entry.name, gpu).items():
         points[name] = [*points.get(name, ()), *more]
     is_drawn = any(axis.drawn for axis in entry.axes)
     coefficients = {_short(name): _line(points[name], is_drawn) for name in sorted(points)}
-    for estimates in _random_estimates(entry.name, gpu) if widened else ():
-        predicted = {}
-        for each, us in estimates.items():
-            line = coefficients.get(_short(each[0]))
-            if line is not None:
-                predicted[each] = line.predict(us) * line.doubt
-        served.append(predicted)
-    portfolio = cover([each for each in served if each], MAX_PORTFOLIO)
+    if widened:
+        table = table.beside(_doubted(_random_estimates(entry.name, gpu), coefficients))
+    portfolio = cover(table, MAX_PORTFOLIO)
     members = tuple(Member(_short(name), config) for name, config in portfolio)
     return Calibrated(rule, {}, coefficients, members, widened)
 
 
-def cover(served: Sequence[Mapping[Contestant, float]], most: int) -> list[Contestant]:
-    """Contestants, at most ``most``, of which the best one of each problem is near the best of all.
-
-    ``served`` has microseconds by contestant, for each problem, at least one. Contestants join one
-    by one, each time the one that takes most from the mean loss; then those leave that others have
-    made superfluous. Each one of the result takes :data:`WORTH` from it, or more. A loss is the
-    logarithm of a time over the least one; a problem that nothing serves loses :data:`UNSERVED`.
-    """
-    names = sorted(set().union(*served), key=lambda each: (each[0], each[1].key))
-    places = {each: place for place, each in enumerate(names)}
-    losses = np.full((len(names), len(served)), np.inf)
-    for number, times in enumerate(served):
-        least = min(times.values())
-        for contestant, us in times.items():
-            losses[places[contestant], number] = log(us / least)
-
-    def left(chosen: Sequence[int]) -> Losses:
-        return losses[chosen].min(axis=0, initial=UNSERVED)
-
-    def gains(others: Losses) -> Losses:
-        """What each contestant takes from the mean loss."""
-        return np.maximum(others - losses, 0.0).mean(axis=1)
-
-    chosen: list[int] = []
-    while len(chosen) < min(most, len(names)):
-        gained = gains(left(chosen))
-        best = int(gained.argmax())
-        if gained[best] < WORTH:
-            break
-        chosen.append(best)
-    for each in tuple(chosen):
-        others = [other for other in chosen if other != each]
-        if gains(left(others))[each] < WORTH:
-            chosen = others
-    return [names[each] for each in chosen]
+def _doubted(estimates: Table, coefficients: Mapping[str, Coefficients]) -> Table:
+    """The predicted times, raised by their doubt, of implementations that have coefficients."""
+    log_us = np.full_like(estimates.log_us, np.inf)
+    for name, rows in estimates.implementations():
+        line = coefficients.get(_short(name))
+        if line is not None:
+            log_us[rows] = line.log_predict(estimates.log_us[rows]) + log(line.doubt)
+    return Table(estimates.contestants, log_us)
 
 
 def _points(times: Times, gpu: Gpu) -> dict[str, list[Point]]:
@@ -206,8 +171,14 @@ def _sibling_points(name: str, sku: str) -> dict[str, list[Point]]:
     return found
 
 
+@lru_cache(maxsize=64)
+def _random_points(name: str, gpu: Gpu) -> dict[str, list[Point]]:
+    """The shipped rows of each implementation on random problems."""
+    return _points(randomly_raced(catalog.entry(name), gpu.sku), gpu)
+
+
 @lru_cache(maxsize=32)
-def _random_estimates(name: str, gpu: Gpu) -> list[dict[Contestant, float]]:
+def _random_estimates(name: str, gpu: Gpu) -> Table:
     """Estimates in microseconds of what is worth a try, for each of a few random problems.
 
     Naive variants are left out: they are in a portfolio where they won a measured problem. Most of
@@ -215,20 +186,23 @@ def _random_estimates(name: str, gpu: Gpu) -> list[dict[Contestant, float]]:
     """
     entry = catalog.entry(name)
     if entry.random_problem is None:
-        return []
+        return Table.of([])
     implementations = [
         each
         for each in catalog.implementations(name)
         if each.serves(gpu.arch) and not receipts.doubt(each) and each.variant != NAIVE
     ]
-    return [
-        {
-            (each.name, config): each.estimate(problem, config, gpu)
-            for each in implementations
-            for config in each.configs(problem, gpu)
-        }
-        for problem in map(partial(as_called, entry), draw(entry, RANDOM_SEED, RANDOM_PROBLEMS))
-    ]
+    problems = map(partial(as_called, entry), draw(entry, RANDOM_SEED, RANDOM_PROBLEMS))
+    return Table.of(
+        [
+            {
+                (each.name, config): each.estimate(problem, config, gpu)
+                for each in implementations
+                for config in each.configs(problem, gpu)
+            }
+            for problem in problems
+        ]
+    )
 
 
 @lru_cache(maxsize=1 << 14)

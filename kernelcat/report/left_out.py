@@ -8,16 +8,25 @@ configuration (the least that the choice can lose), and of the very configuratio
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 
 from kernelcat.call.choice import choose
 from kernelcat.catalog.spec import Entry
 from kernelcat.errors import Unsupported
-from kernelcat.report.calibration import REGIME, STATE, fit, geometric_mean, loss, raced
+from kernelcat.report.calibration import (
+    REGIME,
+    STATE,
+    Times,
+    fit,
+    geometric_mean,
+    loss,
+    raced,
+)
 from kernelcat.report.sheet import Sheet
 from kernelcat.runtime import gpu as gpus
 from kernelcat.store import calibration, lines, snapshot
+from kernelcat.store.calibration import Calibrated
 
 
 @dataclass(frozen=True)
@@ -41,43 +50,66 @@ class LeftOut:
     us: float | None
 
 
-def left_out(
-    entry: Entry, sku: str, rule: str | None = None, widened: bool | None = None
-) -> list[LeftOut]:
-    """One result for each problem of ``entry`` with shipped rows of ``sku``.
+class Rows:
+    """The shipped rows of an entry on one GPU, which can be left out bucket by bucket.
 
-    ``rule`` is one of ``calibration.RULES``, and ``widened`` whether the portfolio also serves
-    random problems; by default those of the entry's shipped model. The model is fitted anew without
-    the rows that are left out.
+    Models that are fitted without a bucket are kept: all rules ask the same ones.
     """
-    gpu, choices = gpus.find(sku), snapshot().choices(entry.name)
-    shipped, every = calibration.models(gpu.sku).get(entry.name), raced(entry, sku)
-    rule = rule or (shipped.rule if shipped else calibration.NEAREST)
-    if widened is None:
-        widened = shipped is not None and shipped.widened
-    found = []
-    for problem, times in every.items():
-        bucket, axes = entry.bucket(problem), problem.values.keys()
-        models = {}
-        if rule != calibration.NEAREST:
-            rest = {p: each for p, each in every.items() if entry.bucket(p) != bucket}
-            models[entry.name] = fit(entry, gpu, rest, rule, widened)
-        others = [
-            choice
-            for choice in choices
-            if choice.problem.values.keys() == axes and entry.bucket(choice.problem) != bucket
-        ]
-        name, best_us = entry.problem_name(problem) or str(problem), min(times.values())
-        try:
-            decision = choose(entry, problem, gpu, others, models=models)
-        except Unsupported:
-            found.append(LeftOut(name, None, None, best_us, None, None))
-            continue
-        served = decision.implementation.name
-        variant_us = min((us for (owner, _), us in times.items() if owner == served), default=None)
-        us = times.get((served, decision.config))
-        found.append(LeftOut(name, served, decision.why, best_us, variant_us, us))
-    return found
+
+    def __init__(self, entry: Entry, sku: str) -> None:
+        self.entry, self.gpu = entry, gpus.find(sku)
+        self.times: Times = raced(entry, sku)
+        self._choices = snapshot().choices(entry.name)
+        self._models: dict[tuple[Hashable, bool], Calibrated] = {}
+
+    def judge(self, rule: str, widened: bool) -> list[LeftOut]:
+        """What ``rule`` serves each measured problem without the rows of its bucket.
+
+        ``widened`` is whether the model's portfolio also serves random problems.
+        """
+        found = []
+        for problem, times in self.times.items():
+            bucket, axes = self.entry.bucket(problem), problem.values.keys()
+            models = {}
+            if rule != calibration.NEAREST:
+                models[self.entry.name] = replace(self._without(bucket, widened), rule=rule)
+            others = [
+                choice
+                for choice in self._choices
+                if choice.problem.values.keys() == axes
+                and self.entry.bucket(choice.problem) != bucket
+            ]
+            name, best_us = self.entry.problem_name(problem) or str(problem), min(times.values())
+            try:
+                decision = choose(self.entry, problem, self.gpu, others, models=models)
+            except Unsupported:
+                found.append(LeftOut(name, None, None, best_us, None, None))
+                continue
+            served = decision.implementation.name
+            of_variant = (us for (owner, _), us in times.items() if owner == served)
+            us = times.get((served, decision.config))
+            variant_us = min(of_variant, default=None)
+            found.append(LeftOut(name, served, decision.why, best_us, variant_us, us))
+        return found
+
+    def _without(self, bucket: Hashable, widened: bool) -> Calibrated:
+        """The model that follows from the rows of all other buckets."""
+        if (bucket, widened) not in self._models:
+            rest = {p: each for p, each in self.times.items() if self.entry.bucket(p) != bucket}
+            model = fit(self.entry, self.gpu, rest, calibration.MODEL, widened)
+            self._models[bucket, widened] = model
+        return self._models[bucket, widened]
+
+
+def left_out(entry: Entry, sku: str) -> list[LeftOut]:
+    """What the rule of the entry's shipped model serves: one result for each measured problem.
+
+    The model is fitted anew without the rows that are left out.
+    """
+    shipped = calibration.models(sku).get(entry.name)
+    if shipped is None:
+        return Rows(entry, sku).judge(calibration.NEAREST, False)
+    return Rows(entry, sku).judge(shipped.rule, shipped.widened)
 
 
 def skus(entry: Entry) -> list[str]:

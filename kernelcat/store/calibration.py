@@ -12,12 +12,15 @@ from dataclasses import asdict, dataclass
 from functools import cache, cached_property
 from math import exp, log
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kernelcat import paths
 from kernelcat.catalog.implementation import Config
 from kernelcat.errors import StoreError, UnknownName
 from kernelcat.runtime import gpu
+
+if TYPE_CHECKING:
+    import numpy as np
 
 NEAREST, NEAREST_THEN_MODEL, MODEL = RULES = "nearest", "nearest then model", "model"
 """What serves a problem of which no bucket-mate is measured: the winner of the nearest problem,
@@ -56,6 +59,11 @@ class Coefficients:
         """Microseconds for an estimate of ``estimate_us``."""
         inside = min(max(estimate_us, self.low_us), self.high_us)
         return estimate_us * self.factor * exp(self.slope * log(inside / self.center_us))
+
+    def log_predict(self, log_us: np.ndarray) -> np.ndarray:
+        """Logarithms of :meth:`predict`, for logarithms of many estimates."""
+        inside = log_us.clip(log(self.low_us), log(self.high_us))
+        return log_us + log(self.factor) + self.slope * (inside - log(self.center_us))
 
     @property
     def doubt(self) -> float:

@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from kernelcat.catalog.spec import Entry
-from kernelcat.report.calibration import fit, geometric_mean, loss, raced
-from kernelcat.report.left_out import LeftOut, left_out
-from kernelcat.runtime import gpu as gpus
+from kernelcat.report.calibration import fit, geometric_mean, loss
+from kernelcat.report.left_out import LeftOut, Rows
 from kernelcat.store.calibration import NEAREST, RULES, Calibrated, Judgement
 
 MIN_PROBLEMS = 5
@@ -41,16 +40,14 @@ class Calibration:
 
 def calibrate(entry: Entry, sku: str) -> Calibration:
     """Fits and judges the model of ``entry`` on ``sku``."""
-    gpu, times = gpus.find(sku), raced(entry, sku)
-    if len(times) < MIN_PROBLEMS:
-        reason = f"{len(times)} measured problems are fewer than {MIN_PROBLEMS}"
+    rows = Rows(entry, sku)
+    if len(rows.times) < MIN_PROBLEMS:
+        reason = f"{len(rows.times)} measured problems are fewer than {MIN_PROBLEMS}"
         return Calibration(entry.name, None, reason)
-    nearest = _judge(left_out(entry, sku, NEAREST, False))
+    nearest = _judge(rows.judge(NEAREST, False))
 
     def judged(widened: bool) -> dict[str, Judgement]:
-        asking = {
-            rule: _judge(left_out(entry, sku, rule, widened)) for rule in RULES if rule != NEAREST
-        }
+        asking = {rule: _judge(rows.judge(rule, widened)) for rule in RULES if rule != NEAREST}
         return {NEAREST: nearest, **asking}
 
     losses, widened = judged(False), False
@@ -61,7 +58,7 @@ def calibrate(entry: Entry, sku: str) -> Calibration:
     best = min(RULES, key=lambda rule: losses[rule].mean)
     margin = 0.0 if widened else MARGIN
     rule = best if losses[best].mean < nearest.mean - margin else NEAREST
-    model = fit(entry, gpu, times, rule, widened)
+    model = fit(entry, rows.gpu, rows.times, rule, widened)
     return Calibration(entry.name, replace(model, judged=losses))
 
 

@@ -12,7 +12,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
-#include <ucontext.h>
+#include <fibers.h>
 #include <vector_functions.h>
 #include <vector_types.h>
 
@@ -51,7 +51,7 @@ constexpr int kIdleRounds = 2000;  // without progress, until the cluster is sai
 constexpr int kRoundsAhead = 100;  // of a thread block before others of its cluster go on, at most
 
 struct Fiber {
-  ucontext_t context;
+  Context context;
   std::unique_ptr<char[]> stack;
   int thread;
   bool is_done = false;
@@ -64,7 +64,7 @@ struct Fiber {
 };
 
 inline std::vector<Fiber> fibers;
-inline ucontext_t scheduler;
+inline Context scheduler;
 inline Fiber* current = nullptr;
 inline std::vector<std::function<void()>> landings;  // TMA copies under way
 inline uint64_t progress = 0, random_state = 1;
@@ -75,7 +75,7 @@ inline uint32_t random_number() {
 }
 
 inline void give_way() {
-  swapcontext(&current->context, &scheduler);
+  current->context.switch_to(scheduler);
 }
 
 inline void require(bool condition, const char* message) {
@@ -142,7 +142,7 @@ inline void run_fiber() {
   }
   current->is_done = true;
   ++progress;
-  swapcontext(&current->context, &scheduler);
+  current->context.switch_to(scheduler);
 }
 
 // Lets one copy that is under way land.
@@ -213,11 +213,7 @@ inline void start_block(int num_threads) {
     fiber.thread = i;
     fiber.products.emplace_back();
     fiber.stack.reset(new char[kStackBytes]);
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.get();
-    fiber.context.uc_stack.ss_size = kStackBytes;
-    fiber.context.uc_link = nullptr;
-    makecontext(&fiber.context, run_fiber, 0);
+    fiber.context.prepare(fiber.stack.get(), kStackBytes, run_fiber);
   }
 }
 
@@ -233,7 +229,7 @@ inline bool run_round() {
     all_done = false;
     current = &fiber;
     threadIdx = {static_cast<unsigned>(fiber.thread), 0, 0};
-    swapcontext(&scheduler, &fiber.context);
+    scheduler.switch_to(fiber.context);
   }
   if (!error.empty() || (all_done && landings.empty())) return true;
   // Any number of copies lands, each number as often.

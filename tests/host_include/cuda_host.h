@@ -6,7 +6,7 @@
 // runs until it waits for others.
 #pragma once
 
-#include <ucontext.h>
+#include <fibers.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -56,7 +56,7 @@ struct Group {
 };
 
 struct Fiber {
-  ucontext_t context;
+  Context context;
   bool is_done = false;
   long cluster_arrivals = 0;
   std::vector<char> stack = std::vector<char>(kStackBytes);
@@ -77,7 +77,7 @@ struct Block {
   std::vector<Fiber> fibers{num_threads};
   std::vector<Group> warps{num_threads / kWarp};
   Group all;
-  ucontext_t scheduler;
+  Context scheduler;
   unsigned current = 0, num_waiting_for_cluster = 0;
 };
 
@@ -86,7 +86,7 @@ static thread_local char anchor;  // lies in the same thread_local memory as sha
 alignas(1024) static thread_local char dynamic_shared[kMaxDynamicBytes];
 
 inline void yield() {
-  swapcontext(&block->fibers[block->current].context, &block->scheduler);
+  block->fibers[block->current].context.switch_to(block->scheduler);
 }
 
 inline void run_fiber() {
@@ -102,17 +102,14 @@ inline void run(Block& b) {
   b.all.num_threads = b.num_threads;
   for (Group& warp : b.warps) warp.num_threads = kWarp;
   for (Fiber& fiber : b.fibers) {
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.data();
-    fiber.context.uc_stack.ss_size = fiber.stack.size();
-    makecontext(&fiber.context, run_fiber, 0);
+    fiber.context.prepare(fiber.stack.data(), fiber.stack.size(), run_fiber);
   }
   unsigned num_left = b.num_threads;
   for (int turn = 0; num_left > 0; ++turn) {
     num_left = b.num_waiting_for_cluster = 0;
     for (b.current = 0; b.current < b.num_threads; ++b.current) {
       Fiber& fiber = b.fibers[b.current];
-      if (!fiber.is_done) swapcontext(&b.scheduler, &fiber.context);
+      if (!fiber.is_done) b.scheduler.switch_to(fiber.context);
       num_left += !fiber.is_done;
     }
     if (num_left > 0 && b.num_waiting_for_cluster == num_left) usleep(50);
