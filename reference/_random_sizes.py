@@ -22,6 +22,8 @@ MAX_FLOPS = 4 * 10**12
 LENGTHS = ("equal", "ragged", "skewed", "skewed")
 SPARE_PAGES = 0.1
 """Share of a random problem's pages that its sequences may leave unused; one page always may be."""
+TRIES = 100
+"""Numbers of pages that are tried for a random problem; the last one stays if none fits."""
 
 
 def log_uniform(dice: Random, low: int, high: int, step: int = 1) -> int:
@@ -90,20 +92,20 @@ def with_chunk(decoding: Problem, q_len: int) -> Problem:
     return Problem.of(problem.entry, **{**axes, "pages": pages_needed(problem)})
 
 
-def with_pages(problem: Problem) -> Problem | None:
-    """``problem`` with a cache that its drawn sequences fill, or None if none was found.
+def with_pages(problem: Problem) -> Problem:
+    """``problem`` with a cache that its drawn sequences fill.
 
     Ragged lengths follow from the whole problem: with other pages they are others, too. So numbers
-    of pages are tried, each what the lengths of the one before need.
+    of pages are tried, each what the lengths of the one before need, ``TRIES`` at most.
     """
-    pages = 1
-    for _ in range(32):
+    pages = problem["pages"]
+    for _ in range(TRIES):
         problem = Problem.of(problem.entry, **{**problem.values, "pages": pages})
         needed = pages_needed(problem)
         if needed <= pages and pages - needed <= max(1, SPARE_PAGES * pages):
-            return problem
+            break
         pages = needed
-    return None
+    return problem
 
 
 def pages_needed(problem: Problem) -> int:

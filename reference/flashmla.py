@@ -45,6 +45,7 @@ from kernelcat.reference._peers import peer_in
 from kernelcat.reference._random_sizes import (
     MAX_CACHE_BYTES,
     MAX_FLOPS,
+    pages_needed,
     sequence_axes,
     with_chunk,
     with_pages,
@@ -277,12 +278,11 @@ def _random_problem(dice: Random) -> Problem:
     """What FlashInfer computes too: a cache of bfloat16, dense attention."""
     while True:
         heads, axes = dice.choice(RANDOM_HEADS), sequence_axes(dice, (64, 64, 64, 16))
-        problem = with_pages(Problem.of("flashmla", **{**latent(1, 1, heads, 1).values, **axes}))
-        if problem is None:
-            continue
+        problem = Problem.of("flashmla", **{**latent(1, 1, heads, 1).values, **axes})
+        problem = Problem.of("flashmla", **{**problem.values, "pages": pages_needed(problem)})
         cache = problem["pages"] * problem["page_size"] * 2 * ROW
         if cache <= MAX_CACHE_BYTES and _flops(problem) <= MAX_FLOPS:
-            return problem
+            return with_pages(problem)
 
 
 ENTRY = Entry(

@@ -52,6 +52,7 @@ from kernelcat.reference._random_sizes import (
     MAX_CACHE_BYTES,
     MAX_FLOPS,
     attention_heads,
+    pages_needed,
     sequence_axes,
     with_chunk,
     with_pages,
@@ -334,12 +335,11 @@ def _random_problem(dice: Random) -> Problem:
             ({}, {"window": dice.choice((128, 1024, 4096))}, {"softcap": 50.0}), (8, 1, 1)
         )[0]
         shape = attention(1, heads, kv_heads, dim, 1, 1, **options).values
-        problem = with_pages(Problem.of("paged_attn", **{**shape, **axes}))
-        if problem is None:
-            continue
+        problem = Problem.of("paged_attn", **{**shape, **axes})
+        problem = Problem.of("paged_attn", **{**problem.values, "pages": pages_needed(problem)})
         cache = 2 * problem["pages"] * problem["page_size"] * kv_heads * row_bytes(problem)
         if cache <= MAX_CACHE_BYTES and _flops(problem) <= MAX_FLOPS:
-            return problem
+            return with_pages(problem)
 
 
 ENTRY = Entry(
