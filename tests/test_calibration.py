@@ -204,7 +204,7 @@ def test_the_choice_for_a_new_problem_takes_about_a_millisecond(name: str) -> No
         reasons.add(decision.why)
     assert "calibrated" in reasons
     quarter, *_ = statistics.quantiles(times, n=4)
-    # 0.8 ms on an idle core. Other processes slow most choices; tests/test_new_sizes.py counts calls.
+    # 0.8 ms on an idle core, and others slow most choices; tests/test_new_sizes.py counts calls.
     assert quarter < 3e-3
 
 
