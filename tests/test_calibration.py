@@ -196,16 +196,18 @@ def test_the_choice_for_a_new_problem_takes_about_a_millisecond(name: str) -> No
     entry, dice = catalog.entry(name), Random(7)
     problems = [entry.random_problem(dice) for _ in range(25)]
     rows, refuted = snapshot().choices(name), snapshot().refuted(name)
-    times, reasons = [], set()
+    times, limits, reasons = [], [], set()
     for problem in problems:
         start = time.thread_time()
         decision = choose(entry, problem, H200, rows, refuted=refuted)
-        times.append(time.thread_time() - start)
+        chosen = time.thread_time()
+        sum(number * number % 7 for number in range(37_500))  # 2 ms on an idle core
+        limits.append(time.thread_time() - chosen)
+        times.append(chosen - start)
         reasons.add(decision.why)
     assert "calibrated" in reasons
-    quarter, *_ = statistics.quantiles(times, n=4)
-    # 0.8 ms on an idle core, and others slow most choices; tests/test_new_sizes.py counts calls.
-    assert quarter < 3e-3
+    # Of gemm 1.4 ms on an idle core; a core that is shared takes longer for both.
+    assert statistics.median(times) < statistics.median(limits)
 
 
 def test_a_file_that_holds_no_models_is_an_error(monkeypatch, tmp_path) -> None:
