@@ -56,9 +56,9 @@ def rows(monkeypatch) -> list[SimpleNamespace]:
 def test_a_problem_is_served_by_another_bucket_and_judged_by_its_own_rows(rows) -> None:
     large, small, near = Rows(ENTRY, "h200").judge(NEAREST, False)
     name = "gemm/cuda/tma"
-    assert large == LeftOut("4096x4096x4096", name, "nearest", 100.0, 150.0, 150.0)
+    assert large == LeftOut("4096x4096x4096", name, "nearest", 100.0, 150.0, 150.0, 150.0)
     assert small.implementation == "gemm/cuda/wgmma" and small.us == 36.0 and small.best_us == 30.0
-    assert near.implementation == name and near.variant_us is near.us is None
+    assert near.implementation == name and near.variant_us is near.us is near.likely_us is None
     notes = sheet("gemm", "h200", [large, small, near]).notes
     assert "34.2% in the mean of 2, 50.0% at worst" in notes[0]
     rows[1].config = {"tile": "none"}  # no configuration of today's space
@@ -66,11 +66,16 @@ def test_a_problem_is_served_by_another_bucket_and_judged_by_its_own_rows(rows) 
     assert large.implementation == name and large.variant_us is large.us is None
 
 
-def test_a_configuration_that_did_not_race_has_the_time_of_its_variant_only(rows) -> None:
-    rows[1].config = {**config("tma"), "num_stages": 4}
+def test_a_configuration_that_did_not_race_likely_takes_what_the_estimates_say(rows) -> None:
+    """The small problem's winner serves the large one, where another tile of that kernel raced."""
+    raced = Config({**config("tma"), "num_stages": 4})
     assert config("tma")["num_stages"] != 4
+    rows[1].config = raced
     large = Rows(ENTRY, "h200").judge(NEAREST, False)[0]
     assert (large.variant_us, large.us) == (150.0, None)
+    estimate = catalog.implementation("gemm", "cuda", "tma").estimate
+    ratio = estimate(LARGE, config("tma"), H200) / estimate(LARGE, raced, H200)
+    assert large.likely_us == pytest.approx(max(150.0 * ratio, 100.0))
 
 
 def test_the_command_shows_the_gpus_that_have_rows(rows) -> None:

@@ -48,6 +48,11 @@ CORNERS = [
      Config(tile="128x128", split_k=2)),
     ("wgmma", tiles(64, 4096, 4096, dtype=FP8, activation="silu"),
      Config(tile="128x64", split_k=4)),
+    # Widths that are no power of two: of one group more than a warp's tile, and the widest ones.
+    ("wgmma", tiles(272, 1280, 2880, **MXFP4), Config(tile="128x144", split_k=5)),
+    ("wgmma", tiles(150, 1280, 2880, activation="swiglu"), Config(tile="128x160", split_k=3)),
+    ("wgmma", tiles(5080, 2048, 10944, **HALF), Config(tile="128x208", split_k=1)),
+    ("wgmma", tiles(7211, 2048, 4096), Config(tile="128x224", split_k=1)),
 ]  # fmt: skip
 ODD = [
     tiles(1, 1, 16),
@@ -162,6 +167,17 @@ def test_the_bytes_of_a_stage_are_those_of_the_kernel() -> None:
             assert plan.stage_bytes == 256 * plan.block_n + weights
             assert plan.num_stages(H200) >= wgmma.MIN_STAGES
             assert plan.shared_bytes(H200) <= H200.shared_bytes
+
+
+def test_tiles_are_as_narrow_as_their_number_allows_and_end_with_a_whole_group() -> None:
+    """A wider tile of which as many are needed only multiplies zeros."""
+    of_272 = {config["tile"] for config in wgmma.IMPLEMENTATION.configs(tiles(272, 1280, 2880), H200)}
+    assert of_272 == {"128x64", "128x80", "128x96", "128x144"}
+    swiglu = tiles(272, 1280, 2880, activation="swiglu")
+    of_pairs = {config["tile"] for config in wgmma.IMPLEMENTATION.configs(swiglu, H200)}
+    assert of_pairs == {"128x64", "128x96", "128x160"}
+    why = wgmma.IMPLEMENTATION.why_not(Config(tile="128x144", split_k=1), swiglu, H200)
+    assert why == "144 rows of A are no whole groups of 32, which are stored"
 
 
 def test_float8_rows_become_bfloat16_in_a_workspace() -> None:

@@ -2,8 +2,9 @@
 
 Each measured problem is served without the rows of its bucket, as if nobody had tuned it. The rows
 that were left out then say how good the choice is. Most of what is chosen was not raced for the
-problem, because only finalists race, so there are two measures: of the variant, with its best raced
-configuration (the least that the choice can lose), and of the very configuration, where it raced.
+problem, because only finalists race. So there are three measures: of the variant, with its best
+raced configuration; of the very configuration, where it raced; and of the configuration in any
+case, where what did not race takes the variant's best time times the ratio of both estimates.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
-from kernelcat.call.choice import choose
-from kernelcat.catalog.spec import Entry
+from kernelcat.call.choice import Decision, choose
+from kernelcat.catalog.implementation import Config
+from kernelcat.catalog.spec import Entry, Problem
 from kernelcat.errors import Unsupported
 from kernelcat.report.calibration import (
     REGIME,
@@ -40,6 +42,7 @@ class LeftOut:
     best_us : of the fastest row that was left out
     variant_us : of the fastest such row of ``implementation``, or None
     us : of the row with the configuration that serves, or None where that did not race
+    likely_us : ``us``, or else ``variant_us`` times the ratio of estimates, at least ``best_us``
     """
 
     problem: str
@@ -48,6 +51,7 @@ class LeftOut:
     best_us: float
     variant_us: float | None
     us: float | None
+    likely_us: float | None = None
 
 
 class Rows:
@@ -86,11 +90,21 @@ class Rows:
                 found.append(LeftOut(name, None, None, best_us, None, None))
                 continue
             served = decision.implementation.name
-            of_variant = (us for (owner, _), us in times.items() if owner == served)
-            us = times.get((served, decision.config))
-            variant_us = min(of_variant, default=None)
-            found.append(LeftOut(name, served, decision.why, best_us, variant_us, us))
+            of_variant = {config: us for (owner, config), us in times.items() if owner == served}
+            us = of_variant.get(decision.config)
+            variant_us = min(of_variant.values(), default=None)
+            likely_us = us
+            if us is None and variant_us is not None:
+                fastest = min(of_variant, key=lambda config: of_variant[config])
+                ratio = self._estimated(decision, fastest, problem)
+                likely_us = max(variant_us * ratio, best_us)
+            found.append(LeftOut(name, served, decision.why, best_us, variant_us, us, likely_us))
         return found
+
+    def _estimated(self, decision: Decision, raced: Config, problem: Problem) -> float:
+        """The estimate of what serves over that of another configuration of its variant."""
+        estimate = decision.implementation.estimate
+        return estimate(problem, decision.config, self.gpu) / estimate(problem, raced, self.gpu)
 
     def _without(self, bucket: Hashable, widened: bool) -> Calibrated:
         """The model that follows from the rows of all other buckets."""

@@ -67,7 +67,7 @@ def _least(judged: Mapping[str, Judgement]) -> float:
 
 
 def _judge(found: list[LeftOut]) -> Judgement:
-    losses = [loss(each.variant_us, each.best_us) for each in found if each.variant_us]
+    losses = [loss(each.likely_us, each.best_us) for each in found if each.likely_us]
     if not losses:
         return Judgement(0.0, 0.0, 0)
     mean, worst = geometric_mean(losses) - 1, max(losses) - 1

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from math import ceil
+
+import numpy as np
 
 from kernelcat.catalog.cost_model import CLUSTER_FIT, copy_us
 from kernelcat.catalog.implementation import (
@@ -44,8 +47,10 @@ CONSUMERS = 2
 """Warpgroups that multiply."""
 GROUP_M = 16
 """Rows of tiles in a group of the order of tiles: many, because packed rows of W are few bytes."""
+ROWS_OF_A = (64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 256)
+"""Rows of A in a tile."""
 SPACE = {
-    "tile": ("128x64", "128x128", "128x192", "128x256"),
+    "tile": tuple(f"128x{rows}" for rows in ROWS_OF_A),
     "split_k": (1, 2, 3, 4, 5, 6, 8),
 }
 """
@@ -98,13 +103,17 @@ class Plan:
         return stage_bytes(self.block_n, self.scale_block)
 
     @property
+    def group_rows(self) -> int:
+        """Rows of A that are stored together."""
+        return 32 if self.is_paired else 16
+
+    @property
     def inbox_bytes(self) -> int:
         """Partial sums from the cluster's other thread blocks, and a barrier for each consumer.
 
         They are of the columns that this thread block finishes.
         """
-        group_cols = 32 if self.is_paired else 16
-        cols = ceil(self.block_n // group_cols / self.split_k) * group_cols
+        cols = ceil(self.block_n // self.group_rows / self.split_k) * self.group_rows
         return CONSUMERS * ((self.split_k - 1) * cols * STAGE_ROWS // CONSUMERS * 4 + 16)
 
     def _rest_bytes(self) -> int:
@@ -171,6 +180,8 @@ def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if why or is_empty(problem):
         return why
     plan = Plan.of(config, problem, gpu)
+    if plan.block_n % plan.group_rows:
+        return f"{plan.block_n} rows of A are no whole groups of {plan.group_rows}, which are stored"
     if plan.num_stages(gpu) < MIN_STAGES:
         return f"fewer than {MIN_STAGES} stages fit in {gpu.shared_bytes} bytes of shared memory"
     if plan.split_k > plan.k_blocks:
@@ -194,6 +205,9 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         return f"tiles of {plan.block_n} rows of A are at least half empty at M={plan.m}"
     if plan.block_n < 192 and plan.m >= 32 * plan.block_n:
         return f"tiles of {plan.block_n} rows of A decode W more often than M={plan.m} needs"
+    narrower = max((n for n in ROWS_OF_A if n < plan.block_n and n % plan.group_rows == 0), default=0)
+    if narrower and ceil(plan.m / narrower) == ceil(plan.m / plan.block_n):
+        return f"tiles of {narrower} rows of A are as few for M={plan.m}"
     if plan.split_k > 1 and plan.split_k * 2 > plan.k_blocks:
         return f"{plan.split_k} splits of {plan.k_blocks} k-blocks have fewer than two each"
     return None
@@ -201,8 +215,8 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 # ---- which one without measuring ---------------------------------------------------------------
 
-_STAGE_US = {64: 0.56, 128: 0.74, 192: 0.96, 256: 1.22}
-"""Rows of A in a tile -> microseconds that a stage takes; with few rows, decoding bounds it."""
+_STAGE_US = ((64, 128, 192, 256), (0.56, 0.74, 0.96, 1.22))
+"""Rows of A in a tile, and microseconds that a stage takes; with few rows, decoding bounds it."""
 
 _ENDS_US = 0.75
 """Time until the first stage is loaded, and time after the last one."""
@@ -214,11 +228,17 @@ _EXCHANGE_US = 0.77
 """Time to send partial sums to the thread block that finishes them."""
 
 
+@cache
+def _stage_us(block_n: int) -> float:
+    """Microseconds of a stage, on lines between the measured ones."""
+    return float(np.interp(block_n, *_STAGE_US))
+
+
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     """Waves of tiles, each as long as its stages take; or the memory's time."""
     plan = Plan.of(config, problem, gpu)
     waves = ceil(plan.tiles / max(int(plan.clusters * CLUSTER_FIT[plan.split_k]), 1))
-    busy_us = waves * ceil(plan.k_blocks / plan.split_k) * _STAGE_US[plan.block_n]
+    busy_us = waves * ceil(plan.k_blocks / plan.split_k) * _stage_us(plan.block_n)
     busy_us += _ENDS_US + _TILE_US * plan.block_n / 256 * (waves - 1)
     busy_us += _EXCHANGE_US * (plan.split_k > 1)
     widen_us = 0.0
