@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from math import isclose
 from random import Random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from kernelcat.errors import StoreError
 from kernelcat.reference.gemm import product
 from kernelcat.report.calibration import Point, _line, fit, raced
 from kernelcat.report.explain import Explanation
-from kernelcat.report.left_out import left_out
+from kernelcat.report.left_out import LeftOut, left_out
 from kernelcat.report.portfolio import Table, cover
 from kernelcat.runtime.gpu import SKUS
 from kernelcat.store import calibration, lines
@@ -34,6 +35,7 @@ from kernelcat.store.calibration import (
     Member,
 )
 from kernelcat.store.snapshots import Choice, snapshot
+from kernelcat.tune import calibrate as calibrating
 
 H200 = SKUS["h200"]
 ENTRY = catalog.entry("gemm")
@@ -186,9 +188,31 @@ def test_naive_kernels_serve_only_where_one_has_won() -> None:
 def test_a_committed_judgement_follows_from_todays_rows() -> None:
     committed = calibration.models("h200")["multicast_gemm"]
     found = left_out(catalog.entry("multicast_gemm"), "h200")
-    losses = [each.likely_us / each.best_us for each in found if each.likely_us]
+    losses = [each.variant_us / each.best_us for each in found if each.variant_us]
     assert committed.rule == MODEL and len(losses) == committed.judged[MODEL].problems
     assert isclose(max(losses) - 1, committed.judged[MODEL].worst, abs_tol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("promised", "rule"), [([0.9] * 5, MODEL), ([0.9] * 4, NEAREST), ([1.1] * 5, NEAREST)]
+)
+def test_random_races_decide_where_estimates_contradict_the_nearest_winner(
+    monkeypatch, promised: list[float], rule: str
+) -> None:
+    """By its variant the nearest winner loses nothing; its configuration is 1.3 times slower."""
+    judged = {NEAREST: LeftOut("", "", "", 10.0, 10.0, None, 13.0),
+              MODEL: LeftOut("", "", "", 10.0, 10.5, None, 10.5),
+              NEAREST_THEN_MODEL: LeftOut("", "", "", 10.0, 10.6, None, 12.0)}  # fmt: skip
+    rows = SimpleNamespace(
+        gpu=H200, times=[()] * 9, promised=lambda model: promised,
+        judge=lambda asked, widened: [judged[asked]],
+    )  # fmt: skip
+    monkeypatch.setattr(calibrating, "Rows", lambda entry, sku: rows)
+    monkeypatch.setattr(
+        calibrating, "fit", lambda entry, gpu, times, rule, widened: Calibrated(rule, {}, {}, ())
+    )
+    found = calibrating.calibrate(ENTRY, "h200").model
+    assert found.rule == rule and found.judged[NEAREST].mean == 0.0
 
 
 @pytest.mark.parametrize("name", ["gemm", "flashmla", "nvfp4_matmul", "paged_attn", "sample"])

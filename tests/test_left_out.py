@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,8 @@ from kernelcat.reference.gemm import product
 from kernelcat.report import left_out as module
 from kernelcat.report.left_out import LeftOut, Rows, sheet, skus
 from kernelcat.runtime.gpu import SKUS
-from kernelcat.store.calibration import NEAREST
+from kernelcat.store.calibration import MODEL, NEAREST, Calibrated, Coefficients, Member
+from kernelcat.store.random_races import RandomRace
 from kernelcat.store.snapshots import Choice
 
 ENTRY, H200 = catalog.entry("gemm"), SKUS["h200"]
@@ -76,6 +78,23 @@ def test_a_configuration_that_did_not_race_likely_takes_what_the_estimates_say(r
     estimate = catalog.implementation("gemm", "cuda", "tma").estimate
     ratio = estimate(LARGE, config("tma"), H200) / estimate(LARGE, raced, H200)
     assert large.likely_us == pytest.approx(max(150.0 * ratio, 100.0))
+
+
+def test_random_races_that_the_nearest_row_served_say_what_a_model_promises(
+    rows, monkeypatch
+) -> None:
+    model = Calibrated(
+        MODEL, {}, {"cuda/wgmma": Coefficients(1.0, 0.0, 1.0, 10.0, 1e4, 9, 1.0)},
+        (Member("cuda/wgmma", config("wgmma")),),
+    )  # fmt: skip
+    estimate_us = catalog.implementation("gemm", "cuda", "wgmma").estimate(
+        SMALL, config("wgmma"), H200
+    )
+    served = RandomRace(0, SMALL.values, why="nearest", us=2 * estimate_us)
+    others = [replace(served, why="calibrated"), replace(served, us=None)]
+    files = [SimpleNamespace(gpu=sku, races=(served, *others)) for sku in ("h200", "h100")]
+    monkeypatch.setattr(module.random_races, "shipped", lambda name: files)
+    assert Rows(ENTRY, "h200").promised(model) == [pytest.approx(0.5)]
 
 
 def test_the_command_shows_the_gpus_that_have_rows(rows) -> None:

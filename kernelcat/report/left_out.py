@@ -12,8 +12,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
+from kernelcat.call.calibrated import predictions
 from kernelcat.call.choice import Decision, choose
 from kernelcat.catalog.implementation import Config
+from kernelcat.catalog.random_problems import as_called
 from kernelcat.catalog.spec import Entry, Problem
 from kernelcat.errors import Unsupported
 from kernelcat.report.calibration import (
@@ -27,8 +29,11 @@ from kernelcat.report.calibration import (
 )
 from kernelcat.report.sheet import Sheet
 from kernelcat.runtime import gpu as gpus
-from kernelcat.store import calibration, lines, snapshot
+from kernelcat.store import calibration, lines, random_races, snapshot
 from kernelcat.store.calibration import Calibrated
+
+BY_NEAREST = ("nearest", "borrowed nearest", "default")
+"""Why something serves where no model does, and nothing of the bucket."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ class Rows:
     def __init__(self, entry: Entry, sku: str) -> None:
         self.entry, self.gpu = entry, gpus.find(sku)
         self.times: Times = raced(entry, sku)
-        self._choices = snapshot().choices(entry.name)
+        self._choices, self._axes = snapshot().choices(entry.name), set(entry.axis_names)
         self._models: dict[tuple[Hashable, bool], Calibrated] = {}
 
     def judge(self, rule: str, widened: bool) -> list[LeftOut]:
@@ -100,6 +105,21 @@ class Rows:
                 likely_us = max(variant_us * ratio, best_us)
             found.append(LeftOut(name, served, decision.why, best_us, variant_us, us, likely_us))
         return found
+
+    def promised(self, model: Calibrated) -> list[float]:
+        """What ``model`` predicts for random races, over the time of what served there.
+
+        Of races that no model and no row of the bucket has served.
+        """
+        ratios = []
+        for file in random_races.shipped(self.entry.name):
+            for race in file.races if file.gpu == self.gpu.sku else ():
+                if race.why in BY_NEAREST and race.us and set(race.problem) == self._axes:
+                    problem = self.entry.problem(**race.problem)
+                    called = as_called(self.entry, problem)
+                    found = predictions(model, called, self.gpu, lambda language, variant: True)
+                    ratios += [each.us / race.us for each in found[:1]]
+        return ratios
 
     def _estimated(self, decision: Decision, raced: Config, problem: Problem) -> float:
         """The estimate of what serves over that of another configuration of its variant."""

@@ -5,6 +5,11 @@ rows of its bucket, once by each rule. The rule that loses least is kept. Rules 
 must lose less than the winner of the nearest problem, which needs no model; clearly less if the
 portfolio knows measured problems only. A portfolio that also serves random problems is kept unless
 it loses clearly more on the measured ones.
+
+What a choice loses is its variant's best raced time over the fastest, which flatters the nearest
+winner: its configuration is one for other sizes. So where that winner seems to lose less, and
+estimates of the configurations say otherwise, random races decide that it has served: the model's
+rule is kept if the model predicts to have been faster.
 """
 
 from __future__ import annotations
@@ -27,6 +32,8 @@ WIDENED_MARGIN = 0.03
 """By which a portfolio that also serves random problems may lose more on measured ones: calls of
 measured problems have rows of their own, and a chosen configuration that was not raced counts as
 its variant's best raced one."""
+MIN_RACES = 5
+"""With fewer random races that the nearest winner has served, they do not decide."""
 
 
 @dataclass(frozen=True)
@@ -44,22 +51,41 @@ def calibrate(entry: Entry, sku: str) -> Calibration:
     if len(rows.times) < MIN_PROBLEMS:
         reason = f"{len(rows.times)} measured problems are fewer than {MIN_PROBLEMS}"
         return Calibration(entry.name, None, reason)
-    nearest = _judge(rows.judge(NEAREST, False))
+    nearest = rows.judge(NEAREST, False)
 
-    def judged(widened: bool) -> dict[str, Judgement]:
-        asking = {rule: _judge(rows.judge(rule, widened)) for rule in RULES if rule != NEAREST}
+    def judged(widened: bool) -> dict[str, list[LeftOut]]:
+        asking = {rule: rows.judge(rule, widened) for rule in RULES if rule != NEAREST}
         return {NEAREST: nearest, **asking}
 
-    losses, widened = judged(False), False
+    found, widened = judged(False), False
+    losses = {rule: _judge(each) for rule, each in found.items()}
     if entry.random_problem is not None:
         wide = judged(True)
-        if _least(wide) <= _least(losses) + WIDENED_MARGIN:
-            losses, widened = wide, True
+        wide_losses = {rule: _judge(each) for rule, each in wide.items()}
+        if _least(wide_losses) <= _least(losses) + WIDENED_MARGIN:
+            found, losses, widened = wide, wide_losses, True
     best = min(RULES, key=lambda rule: losses[rule].mean)
     margin = 0.0 if widened else MARGIN
-    rule = best if losses[best].mean < nearest.mean - margin else NEAREST
+    rule = best if losses[best].mean < losses[NEAREST].mean - margin else NEAREST
     model = fit(entry, rows.gpu, rows.times, rule, widened)
+    if rule == NEAREST and widened:
+        likely = {each: _likely(found[each]) for each in RULES}
+        best = min(RULES, key=lambda each: likely[each])
+        if likely[best] < likely[NEAREST] and _promises(rows, model):
+            model = replace(model, rule=best)
     return Calibration(entry.name, replace(model, judged=losses))
+
+
+def _likely(found: list[LeftOut]) -> float:
+    """The mean loss where what did not race takes the time that estimates give it."""
+    losses = [loss(each.likely_us, each.best_us) for each in found if each.likely_us]
+    return geometric_mean(losses) if losses else 1.0
+
+
+def _promises(rows: Rows, model: Calibrated) -> bool:
+    """Whether ``model`` predicts to be faster than the nearest winner was in random races."""
+    ratios = rows.promised(model)
+    return len(ratios) >= MIN_RACES and geometric_mean(ratios) < 1
 
 
 def _least(judged: Mapping[str, Judgement]) -> float:
@@ -67,7 +93,7 @@ def _least(judged: Mapping[str, Judgement]) -> float:
 
 
 def _judge(found: list[LeftOut]) -> Judgement:
-    losses = [loss(each.likely_us, each.best_us) for each in found if each.likely_us]
+    losses = [loss(each.variant_us, each.best_us) for each in found if each.variant_us]
     if not losses:
         return Judgement(0.0, 0.0, 0)
     mean, worst = geometric_mean(losses) - 1, max(losses) - 1

@@ -181,7 +181,7 @@ def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         return why
     plan = Plan.of(config, problem, gpu)
     if plan.block_n % plan.group_rows:
-        return f"{plan.block_n} rows of A are no whole groups of {plan.group_rows}, which are stored"
+        return f"{plan.block_n} rows of A are no whole groups of {plan.group_rows}"
     if plan.num_stages(gpu) < MIN_STAGES:
         return f"fewer than {MIN_STAGES} stages fit in {gpu.shared_bytes} bytes of shared memory"
     if plan.split_k > plan.k_blocks:
@@ -197,6 +197,12 @@ def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     return None
 
 
+def _narrower(plan: Plan) -> int:
+    """Rows of A in the next narrower tile; 0 for the narrowest one."""
+    found = (rows for rows in ROWS_OF_A if rows < plan.block_n and rows % plan.group_rows == 0)
+    return max(found, default=0)
+
+
 def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if is_empty(problem):
         return None
@@ -205,7 +211,7 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         return f"tiles of {plan.block_n} rows of A are at least half empty at M={plan.m}"
     if plan.block_n < 192 and plan.m >= 32 * plan.block_n:
         return f"tiles of {plan.block_n} rows of A decode W more often than M={plan.m} needs"
-    narrower = max((n for n in ROWS_OF_A if n < plan.block_n and n % plan.group_rows == 0), default=0)
+    narrower = _narrower(plan)
     if narrower and ceil(plan.m / narrower) == ceil(plan.m / plan.block_n):
         return f"tiles of {narrower} rows of A are as few for M={plan.m}"
     if plan.split_k > 1 and plan.split_k * 2 > plan.k_blocks:
