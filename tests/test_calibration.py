@@ -22,7 +22,7 @@ from kernelcat.errors import StoreError
 from kernelcat.reference.gemm import product
 from kernelcat.report.calibration import Point, _line, fit, raced
 from kernelcat.report.explain import Explanation
-from kernelcat.report.left_out import LeftOut, left_out
+from kernelcat.report.left_out import LeftOut, Rows, left_out
 from kernelcat.report.portfolio import Table, cover
 from kernelcat.runtime.gpu import SKUS
 from kernelcat.store import calibration, lines
@@ -162,7 +162,8 @@ def test_the_committed_coefficients_follow_from_todays_rows_and_models(name: str
         known = committed.coefficients[each]
         assert isclose(numbers.factor, known.factor, rel_tol=1e-3), each
         assert isclose(numbers.slope, known.slope, abs_tol=1e-3), each
-    assert committed.judged[committed.rule].mean <= committed.judged[NEAREST].mean
+    is_least = committed.judged[committed.rule].mean <= committed.judged[NEAREST].mean
+    assert is_least or calibrating._promises(Rows(entry, "h200"), fitted)
 
 
 def test_a_kernel_that_a_gpu_has_not_raced_takes_a_siblings_coefficients() -> None:
