@@ -255,8 +255,11 @@ times on an H200: of 46 with K below 1,700 the model is off by 1.08 in place of 
 128 x 144, which leaves in chunks of 16 columns, no longer takes 1.2 to 1.5 of its estimate."""
 
 
-def _narrow_chunks(plan: Plan) -> float:
-    """Chunks that a warpgroup stores for a tile, less those of a tile in chunks of 64."""
+_narrow_chunks: dict[tuple[int, int, bool, bool, int], float] = {}
+"""Shape of a tile -> chunks that a warpgroup stores, less those of a tile in chunks of 64."""
+
+
+def _count_narrow_chunks(plan: Plan) -> float:
     rows = plan.block_m // plan.consumers_per_tile
     width, cols = plan.chunk[1], plan.block_n // plan.pair
     if plan.swap:
@@ -278,17 +281,20 @@ def _plan_us(plan: Plan, problem: Problem, gpu: Gpu, is_fitted: bool) -> float:
 
     Where nothing ``is_fitted``, the last tiles load rows outside of the product, too.
     """
-    residents = 1 if plan.is_alone else plan.blocks_per_sm
-    stored = 1.0 if plan.pingpong else max(plan.waves, 1.0)
-    tiles = plan.ring_tiles(plan.waves * residents, stored)
+    waves, residents = plan.waves, 1 if plan.is_alone else plan.blocks_per_sm
+    stored = 1.0 if plan.pingpong else max(waves, 1.0)
+    tiles = plan.ring_tiles(waves * residents, stored)
+    shape = plan.block_m, plan.block_n, plan.pingpong, plan.swap, plan.pair
+    if shape not in _narrow_chunks:
+        _narrow_chunks[shape] = _count_narrow_chunks(plan)
     if not is_fitted:
-        tiles = tiles._replace(outside=plan.outside / max(plan.waves, 1.0))
+        tiles = tiles._replace(outside=plan.outside / max(waves, 1.0))
     return _RING.gemm_us(
         tiles, gpu, problem["dtype"],
         ENTRY.bytes_moved(problem), slowdown=_slowdown(plan),
         extra_us=plan.sums_us(_RING)
         + _CLUSTER_US[plan.cluster_size]
-        + _NARROW_CHUNK_US * _narrow_chunks(plan) * stored,
+        + _NARROW_CHUNK_US * _narrow_chunks[shape] * stored,
     )  # fmt: skip
 
 
