@@ -80,9 +80,7 @@ def randomly_raced(entry: Entry, sku: str) -> dict[Problem, dict[Contestant, flo
     A race has what was served and what a short tune chose: times where no list of problems has one.
     Their seeds are used up: dispatch is judged with seeds that no model has seen.
     """
-    races = [
-        race for each in random_races.shipped(entry.name) if each.gpu == sku for race in each.races
-    ]
+    races = random_races.shipped_on(entry.name, sku)
     served = ((race.problem, race.implementation, race.config, race.us) for race in races)
     tuned = ((race.problem, race.tuned, race.tuned_config, race.tuned_us) for race in races)
     return _times(entry, (*served, *tuned))

@@ -68,7 +68,7 @@ class Rows:
     def __init__(self, entry: Entry, sku: str) -> None:
         self.entry, self.gpu = entry, gpus.find(sku)
         self.times: Times = raced(entry, sku)
-        self._choices, self._axes = snapshot().choices(entry.name), set(entry.axis_names)
+        self._choices = snapshot().choices(entry.name)
         self._models: dict[tuple[Hashable, bool], Calibrated] = {}
 
     def judge(self, rule: str, widened: bool) -> list[LeftOut]:
@@ -111,14 +111,12 @@ class Rows:
 
         Of races that no model and no row of the bucket has served.
         """
-        ratios = []
-        for file in random_races.shipped(self.entry.name):
-            for race in file.races if file.gpu == self.gpu.sku else ():
-                if race.why in BY_NEAREST and race.us and set(race.problem) == self._axes:
-                    problem = self.entry.problem(**race.problem)
-                    called = as_called(self.entry, problem)
-                    found = predictions(model, called, self.gpu, lambda language, variant: True)
-                    ratios += [each.us / race.us for each in found[:1]]
+        ratios, axes = [], set(self.entry.axis_names)
+        for race in random_races.shipped_on(self.entry.name, self.gpu.sku):
+            if race.why in BY_NEAREST and race.us and set(race.problem) == axes:
+                problem = as_called(self.entry, self.entry.problem(**race.problem))
+                found = predictions(model, problem, self.gpu, lambda language, variant: True)
+                ratios += [each.us / race.us for each in found[:1]]
         return ratios
 
     def _estimated(self, decision: Decision, raced: Config, problem: Problem) -> float:

@@ -207,3 +207,8 @@ def shipped(entry: str | None = None) -> list[RandomRaces]:
     found = map(read, (paths.data("tuning_db") / "random").glob("*.jsonl"))
     chosen = [races for races in found if entry in (None, races.entry)]
     return sorted(chosen, key=lambda races: (races.entry, races.gpu, races.created_at, races.seed))
+
+
+def shipped_on(entry: str, gpu: str) -> list[RandomRace]:
+    """The races on problems of ``entry`` that come with the package for the SKU ``gpu``."""
+    return [race for races in shipped(entry) if races.gpu == gpu for race in races.races]
