@@ -340,7 +340,7 @@ def test_a_gpu_page_names_the_software_that_measured(tmp_path: Path) -> None:
 
 def test_committed_entries_without_a_race_are_checked(committed: Path) -> None:
     text = (committed / "index.html").read_text(encoding="utf-8")
-    assert ">\u25c7 checked<" in text
+    assert re.search(r'<td><span class="state checked">\u25c7<span class="name"> checked<', text)
 
 
 def test_little_is_not_called_nothing_and_long_numbers_are_powers_of_ten(tmp_path: Path) -> None:

@@ -18,16 +18,16 @@ from kernelcat.runtime.gpu import SKUS
 from kernelcat.store import Measurement
 
 _STATES = {
-    "verified": ("\u2714 verified", "compared with the oracle and timed on this GPU"),
+    "verified": ("\u2714", "compared with the oracle and timed on this GPU"),
     "checked": (
-        "\u25c7 checked",
+        "\u25c7",
         "a receipt holds: today's code matched the oracle on this GPU; no time is known",
     ),
     "compiled": (
-        "\u25cb compiled",
+        "\u25cb",
         "compiled for this GPU; neither a check of today's code nor a time is on record",
     ),
-    "predicted": ("~ predicted", "the cost model's estimate; nothing ran"),
+    "predicted": ("~", "the cost model's estimate; nothing ran"),
 }
 
 
@@ -164,14 +164,14 @@ def _software(environment: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _board(listed: Sequence[Line]) -> str:
-    headers = ("entry", "GPU", "state", "mean", "best", "worst", "newest", "problems",
+    headers = ("entry", "GPU", "mean", "state", "best", "worst", "newest", "problems",
                "with a peer", "worst problem")  # fmt: skip
     return table(
         "board",
         "Device time: ratio to the fastest peer, geometric mean, best and worst problem",
         headers,
         map(_cells, listed),
-        (3, 4, 5, 7, 8),
+        (2, 4, 5, 7, 8),
     )
 
 
@@ -181,14 +181,14 @@ def _cells(line: Line) -> tuple[str, ...]:
     return (
         f"{link('entry', line.entry)} {_progress(line.entry)}".strip(),
         link("gpu", line.gpu),
-        f'<span class="state {line.state}">{_STATES[line.state][0]}</span>',
         ratio(line.mean),
+        _badge(line.state),
         ratio(max(line.ratios.values(), default=None)),
         ratio(min(line.ratios.values(), default=None)),
         line.day + (stale if line.stale else ""),
         _of_named(line),
         str(len(line.ratios) or ""),
-        text(worst),
+        f'<span class="wide">{text(worst)}</span>' if worst else "",
     )
 
 
@@ -203,9 +203,12 @@ def _of_named(line: Line) -> str:
     return f"{line.problems}{rest}" if line.problems else ""
 
 
+def _badge(state: str) -> str:
+    """Mark and name of a state; a table on a phone shows the mark alone (style.css)."""
+    mark = _STATES[state][0]
+    return f'<span class="state {state}">{mark}<span class="name"> {state}</span></span>'
+
+
 def _legend() -> str:
     """What the states mean."""
-    return "".join(
-        f'<p><span class="state {name}">{mark}</span> {meaning}.</p>\n'
-        for name, (mark, meaning) in _STATES.items()
-    )
+    return "".join(f"<p>{_badge(state)} {_STATES[state][1]}.</p>\n" for state in _STATES)
