@@ -20,7 +20,7 @@ from kernelcat.catalog.implementation import Config
 from kernelcat.cli import main
 from kernelcat.errors import StoreError
 from kernelcat.reference.gemm import product
-from kernelcat.report.calibration import Point, _line, fit, raced
+from kernelcat.report.calibration import FEW_ROWS, Point, _line, _points, fit, raced
 from kernelcat.report.explain import Explanation
 from kernelcat.report.left_out import LeftOut, Rows, left_out
 from kernelcat.report.portfolio import Table, cover
@@ -172,10 +172,21 @@ def test_a_kernel_that_a_gpu_has_not_raced_takes_a_siblings_coefficients() -> No
     rest = {problem: {each: us for each, us in times.items() if each[0] != name}
             for problem, times in every.items()}  # fmt: skip
     own, lent = fit(entry, H200, every, MODEL), fit(entry, H200, rest, MODEL)
-    sibling = fit(entry, SKUS["h100"], raced(entry, "h100"), MODEL)
-    assert lent.coefficients["cuda/bulk"] == sibling.coefficients["cuda/bulk"]
+    sibling = _points(raced(entry, "h100"), SKUS["h100"])[name]
+    assert lent.coefficients["cuda/bulk"] == _line(sibling)
     assert lent.coefficients["cuda/bulk"] != own.coefficients["cuda/bulk"]
     assert lent.coefficients.keys() == own.coefficients.keys()
+
+
+def test_few_rows_of_a_kernel_are_joined_by_a_siblings() -> None:
+    name, entry = "tma_copy/cuda/bulk", catalog.entry("tma_copy")
+    every = raced(entry, "h200")
+    known = [problem for problem, times in every.items() if any(each[0] == name for each in times)]
+    few = {problem: every[problem] for problem in known[:2]}
+    own = sum(each[0] == name for times in few.values() for each in times)
+    lent = sum(each[0] == name for times in raced(entry, "h100").values() for each in times)
+    assert 0 < own < FEW_ROWS and lent
+    assert fit(entry, H200, few, MODEL).coefficients["cuda/bulk"].rows == own + lent
 
 
 def test_naive_kernels_serve_only_where_one_has_won() -> None:

@@ -45,6 +45,8 @@ PRIOR_SLOPE = 3.0
 """Weight, in rows at a distance of e, of the belief that the ratio does not depend on size."""
 MAX_PORTFOLIO = 96
 """Configurations that a call predicts at most; each costs some microseconds."""
+FEW_ROWS = 10
+"""With fewer rows of an implementation, those of a sibling SKU count as well."""
 NAIVE = "naive"
 """The variant that each ladder begins with."""
 RANDOM_PROBLEMS, RANDOM_SEED = 600, "portfolio"
@@ -109,8 +111,8 @@ def _times(
 def fit(entry: Entry, gpu: Gpu, times: Times, rule: str, widened: bool = False) -> Calibrated:
     """The model of ``entry`` on ``gpu`` that follows from ``times``; it has no judgement yet.
 
-    Implementations without a row in ``times`` have the coefficients of a sibling SKU's rows, one
-    of the same architecture. ``widened`` is whether the portfolio also serves random problems.
+    For implementations with fewer than :data:`FEW_ROWS` rows, those of a sibling SKU count as well,
+    one of the same architecture. ``widened`` is whether the portfolio also serves random problems.
     """
     verified = {i.name for i in catalog.implementations(entry.name) if not receipts.doubt(i)}
     table = Table.of(
@@ -123,9 +125,12 @@ def fit(entry: Entry, gpu: Gpu, times: Times, rule: str, widened: bool = False) 
             for problem, contestants in times.items()
         ]
     )
-    points = {**_sibling_points(entry.name, gpu.sku), **_points(times, gpu)}
+    points = _points(times, gpu)
     for name, more in _random_points(entry.name, gpu).items():
         points[name] = [*points.get(name, ()), *more]
+    for name, more in _sibling_points(entry.name, gpu.sku).items():
+        if len(points.get(name, ())) < FEW_ROWS:
+            points[name] = [*points.get(name, ()), *more]
     is_drawn = any(axis.drawn for axis in entry.axes)
     coefficients = {_short(name): _line(points[name], is_drawn) for name in sorted(points)}
     if widened:
