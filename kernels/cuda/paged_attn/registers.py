@@ -90,6 +90,10 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         return f"{blocks} thread blocks do not need room for {config['blocks_per_sm']} an SM"
     if config["cluster"] > 1 and blocks > gpu.sms * config["blocks_per_sm"]:
         return f"smaller clusters than {config['cluster']} fill the SMs"
+    return None
+
+
+def _too_slow(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     return why_slower(_estimate(problem, config, gpu), tma.IMPLEMENTATION, problem, gpu)
 
 
@@ -141,6 +145,7 @@ IMPLEMENTATION = Implementation(
     space=SPACE,
     illegal=_illegal,
     unpromising=_unpromising,
+    too_slow=_too_slow,
     program=_program,
     estimate=_estimate,
     techniques={
