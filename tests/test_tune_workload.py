@@ -141,9 +141,9 @@ def test_only_races_of_todays_code_in_the_states_asked_for_count(
 def test_a_race_without_kernels_that_should_win_is_not_enough(
     store: Store, monkeypatch: pytest.MonkeyPatch, raced: set[str], is_overtaken: bool
 ) -> None:
-    """A projection of one token, as if its race were older than most of its kernels."""
+    """A router of 64 tokens, as if its race were older than most of its kernels."""
     entry, h200 = catalog.entry("gemm"), gpu.find("h200")
-    problem = entry.problem(M=1, N=2880, K=4096, dtype="bfloat16")
+    problem = entry.problem(M=64, N=32, K=2880, dtype="bfloat16")
     rows = [row for row in tuning.shipped_rows(entry, h200) if row.language in raced]
     monkeypatch.setattr(workloads, "shipped_rows", lambda *_: rows)
     asked = tuning.Options(states=("burst",), regimes=("graph",))
