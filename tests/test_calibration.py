@@ -237,12 +237,13 @@ def test_the_choice_for_a_new_problem_takes_about_a_millisecond(name: str) -> No
         start = time.thread_time()
         decision = choose(entry, problem, H200, rows, refuted=refuted)
         chosen = time.thread_time()
-        sum(number * number % 7 for number in range(37_500))  # 2 ms on an idle core
+        sum(number * number % 7 for number in range(56_000))  # 3 ms on an idle core
         limits.append(time.thread_time() - chosen)
         times.append(chosen - start)
         reasons.add(decision.why)
     assert "calibrated" in reasons
-    # Of gemm 1.4 ms on an idle core; a core that is shared takes longer for both.
+    # Of gemm 1.5 ms on an idle core. A core that is shared takes longer for both, but not equally:
+    # the tight bound is on functions (test_new_sizes.py).
     assert statistics.median(times) < statistics.median(limits)
 
 

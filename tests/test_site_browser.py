@@ -119,9 +119,9 @@ def test_links_and_filters_open_what_is_folded(page: Any, folder: Path) -> None:
     page.get_by_role("searchbox").fill("TMA multicast")
     page.get_by_role("link", name="TMA multicast", exact=True).click()
     part = page.locator("details#technique-tma-multicast")
-    assert part.get_by_text("Source:").is_visible()
+    part.get_by_text("Source:").wait_for(state="visible")
     page.goto((folder / "entry-gemm.html").as_uri() + "#history0.q=4096")
-    assert page.locator("#history0").is_visible()
+    page.locator("#history0").wait_for(state="visible")
     page.get_by_role("link", name="Sources", exact=True).click()
     assert page.locator("#history0").get_by_role("searchbox").input_value() == "4096"
 
