@@ -230,21 +230,24 @@ def test_random_races_decide_where_estimates_contradict_the_nearest_winner(
 @pytest.mark.parametrize("name", ["gemm", "flashmla", "nvfp4_matmul", "paged_attn", "sample"])
 def test_the_choice_for_a_new_problem_takes_about_a_millisecond(name: str) -> None:
     entry, dice = catalog.entry(name), Random(7)
-    problems = [entry.random_problem(dice) for _ in range(25)]
     rows, refuted = snapshot().choices(name), snapshot().refuted(name)
-    times, limits, reasons = [], [], set()
-    for problem in problems:
-        start = time.thread_time()
-        decision = choose(entry, problem, H200, rows, refuted=refuted)
-        chosen = time.thread_time()
-        sum(number * number % 7 for number in range(56_000))  # 3 ms on an idle core
-        limits.append(time.thread_time() - chosen)
-        times.append(chosen - start)
-        reasons.add(decision.why)
-    assert "calibrated" in reasons
-    # Of gemm 1.5 ms on an idle core. A core that is shared takes longer for both, but not equally:
-    # the tight bound is on functions (test_new_sizes.py).
-    assert statistics.median(times) < statistics.median(limits)
+
+    def is_quick() -> bool:
+        times, limits, reasons = [], [], set()
+        for problem in [entry.random_problem(dice) for _ in range(25)]:
+            start = time.thread_time()
+            decision = choose(entry, problem, H200, rows, refuted=refuted)
+            chosen = time.thread_time()
+            sum(number * number % 7 for number in range(37_500))  # 2 ms on an idle core
+            limits.append(time.thread_time() - chosen)
+            times.append(chosen - start)
+            reasons.add(decision.why)
+        assert "calibrated" in reasons
+        return statistics.median(times) < statistics.median(limits)
+
+    # Of gemm 1.5 ms on an idle core. A core that is shared takes longer for both, but not equally,
+    # so a round that was disturbed is repeated.
+    assert any(is_quick() for _ in range(5))
 
 
 def test_a_file_that_holds_no_models_is_an_error(monkeypatch, tmp_path) -> None:
