@@ -96,6 +96,18 @@ def test_every_copy_of_a_result_must_keep_the_signal() -> None:
     assert not sloppy.passed and sloppy.detail.startswith("copy 2: d: ")
 
 
+def test_copies_with_other_bits_are_found_in_results_guard_bands_and_inputs() -> None:
+    case = product_of_small_weights()
+    copies = [case.copy() for _ in range(5)]
+    assert case.unlike(copies) == []
+    copies[1].arrays["d"][0, 0] = 1
+    copies[2].buffers["d"].raw[0] ^= 1
+    copies[4].arrays["a"][0, 0] += 1
+    assert case.unlike(copies) == [1, 2, 4]
+    copies[1].reset()
+    assert case.unlike(copies) == [2, 4] and case.unlike([]) == []
+
+
 def test_small_problems_are_measured_but_not_judged() -> None:
     for sizes in ((1, 4, 2048), (64, 64, 48)):
         case = prepared(*sizes)

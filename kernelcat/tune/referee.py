@@ -94,10 +94,10 @@ class Referee:
         for number in range(MAX_PASSES):
             new = self.draws[0] if candidate.is_peer else draw(number)
             first_us = self._run_on(self.copies[:1], new, timed.first_run)
-            verdict = self._judge(candidate, list(enumerate(self.changed)))
+            verdict = self._judge_changed(candidate)
             if verdict.passed and len(self.copies) > 1:
                 pass_us = self._run_on(self.copies, new, timed.one_pass)
-                verdict = self._judge(candidate, list(enumerate(self.changed)))
+                verdict = self._judge_changed(candidate)
             else:
                 pass_us = first_us
             limit_us = MAX_SLOWDOWN * timed_us
@@ -119,6 +119,16 @@ class Referee:
         run_us = run()
         new.device.synchronize()
         return run_us
+
+    def _judge_changed(self, candidate: Candidate) -> Verdict:
+        """The verdict on the copies that were just written: the first, and those unlike it."""
+        first, *others = self.changed
+        verdict = self._judge(candidate, [(0, first)])
+        if not verdict.passed:
+            return verdict
+        unlike = [(number + 1, others[number]) for number in first.unlike(others)]
+        rest = self._judge(candidate, unlike)
+        return verdict.with_another(rest) if rest.passed else rest
 
     def _judge(self, candidate: Candidate, copies: Sequence[tuple[int, Prepared]]) -> Verdict:
         worst = Verdict(True, 0.0)

@@ -178,6 +178,19 @@ class Prepared:
                 return Verdict(False, float("nan"), f"changed its input {tensor.name}")
         return worst
 
+    def unlike(self, copies: Sequence[Prepared]) -> list[int]:
+        """Which of ``copies`` hold other bits than this memory, guard bands included.
+
+        The rest get the verdict that this memory gets. One comparison a buffer, and one wait for
+        all of them, cost a tenth of judging each copy.
+        """
+        is_other = self.device.xp.zeros((len(copies), len(self.buffers)), bool)
+        for number, copy in enumerate(copies):
+            for column, (name, buffer) in enumerate(self.buffers.items()):
+                changed = wide(buffer.raw) != wide(copy.buffers[name].raw)
+                changed.any(out=is_other[number, column, ...])
+        return [int(number) for number in is_other.any(axis=1).nonzero()[0]]
+
     def _compare(self, tensor: Tensor, out: Any) -> Verdict:
         """The verdict on ``out``, the result for the output ``tensor``, of the tensor's shape."""
         expected = self.expected[tensor.name]
