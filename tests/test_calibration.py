@@ -108,7 +108,7 @@ def test_a_prediction_is_compared_with_its_doubt() -> None:
     models["gemm"].coefficients["cuda/tma"] = doubtful
     best, other = choose(ENTRY, PROBLEM, H200, (), models=models).predictions
     assert best.variant == "wgmma" and best.high_us == best.us
-    assert isclose(other.high_us, other.us * 1.5**calibration.CAUTION)
+    assert isclose(other.high_us, other.us * 1.5 ** models["gemm"].caution)
 
 
 def test_a_portfolio_serves_each_problem_almost_as_well_as_all_contestants() -> None:
@@ -155,7 +155,9 @@ def test_explain_says_what_was_predicted() -> None:
 def test_the_committed_coefficients_follow_from_todays_rows_and_models(name: str) -> None:
     """Else run ``kernelcat calibrate --all``."""
     entry, committed = catalog.entry(name), calibration.models("h200")[name]
-    fitted = fit(entry, H200, raced(entry, "h200"), committed.rule, committed.widened)
+    fitted = fit(
+        entry, H200, raced(entry, "h200"), committed.rule, committed.widened, committed.caution
+    )
     assert fitted.portfolio == committed.portfolio
     assert fitted.coefficients.keys() == committed.coefficients.keys()
     for each, numbers in fitted.coefficients.items():
@@ -217,14 +219,36 @@ def test_random_races_decide_where_estimates_contradict_the_nearest_winner(
               NEAREST_THEN_MODEL: LeftOut("", "", "", 10.0, 10.6, None, 12.0)}  # fmt: skip
     rows = SimpleNamespace(
         gpu=H200, times=[()] * 9, promised=lambda model: promised,
-        judge=lambda asked, widened: [judged[asked]],
+        judge=lambda asked, widened, caution=1.5: [judged[asked]],
     )  # fmt: skip
     monkeypatch.setattr(calibrating, "Rows", lambda entry, sku: rows)
     monkeypatch.setattr(
-        calibrating, "fit", lambda entry, gpu, times, rule, widened: Calibrated(rule, {}, {}, ())
-    )
+        calibrating, "fit",
+        lambda entry, gpu, times, rule, widened, caution: Calibrated(rule, {}, {}, ()),
+    )  # fmt: skip
     found = calibrating.calibrate(ENTRY, "h200").model
     assert found.rule == rule and found.judged[NEAREST].mean == 0.0
+
+
+@pytest.mark.parametrize(("bold_us", "caution"), [(10.4, 0.5), (10.5, 1.5), (10.6, 1.5)])
+def test_a_model_has_the_caution_with_which_it_loses_least(
+    monkeypatch, bold_us: float, caution: float
+) -> None:
+    def judge(rule: str, widened: bool, caution: float = 1.5) -> list[LeftOut]:
+        us = 11.0 if rule == NEAREST else bold_us if caution == 0.5 else 10.5
+        return [LeftOut("", "", "", 10.0, us, None, us)]
+
+    rows = SimpleNamespace(gpu=H200, times={PROBLEM: {}} | dict.fromkeys(range(9)), judge=judge)
+    monkeypatch.setattr(calibrating, "Rows", lambda entry, sku: rows)
+    monkeypatch.setattr(
+        calibrating, "fit",
+        lambda entry, gpu, times, rule, widened, caution: Calibrated(
+            rule, {}, {}, (), widened, caution
+        ),
+    )  # fmt: skip
+    found = calibrating.calibrate(ENTRY, "h200").model
+    assert found is not None and found.caution == caution
+    assert Calibrated.from_json(found.to_json()) == found
 
 
 @pytest.mark.parametrize("name", ["gemm", "flashmla", "nvfp4_matmul", "paged_attn", "sample"])

@@ -70,7 +70,7 @@ def _of_portfolio(
         if implementation is None or not allows(language, variant):
             continue
         coefficients = model.coefficients[name]
-        predict, doubt = coefficients.predict, coefficients.doubt
+        predict, doubt = coefficients.predict, coefficients.doubt(model.caution)
         for config in configs:
             estimate_us = _estimate(implementation, config, problem, gpu)
             if estimate_us is not None:

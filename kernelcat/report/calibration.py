@@ -32,7 +32,7 @@ from kernelcat.report.predictions import Contestant
 from kernelcat.runtime import gpu as gpus
 from kernelcat.runtime.gpu import Gpu
 from kernelcat.store import lines, random_races
-from kernelcat.store.calibration import Calibrated, Coefficients, Member
+from kernelcat.store.calibration import CAUTIONS, Calibrated, Coefficients, Member
 from kernelcat.verify import receipts
 
 STATE, REGIME = "burst", "graph"
@@ -49,7 +49,7 @@ FEW_ROWS = 10
 """With fewer rows of an implementation, those of a sibling SKU count as well."""
 NAIVE = "naive"
 """The variant that each ladder begins with."""
-RANDOM_PROBLEMS, RANDOM_SEED = 600, "portfolio"
+RANDOM_PROBLEMS, RANDOM_SEED = 1800, "portfolio"
 """Random problems that a portfolio serves, beside the measured ones. Dispatch is judged with other
 seeds."""
 
@@ -108,7 +108,14 @@ def _times(
     return times
 
 
-def fit(entry: Entry, gpu: Gpu, times: Times, rule: str, widened: bool = False) -> Calibrated:
+def fit(
+    entry: Entry,
+    gpu: Gpu,
+    times: Times,
+    rule: str,
+    widened: bool = False,
+    caution: float = CAUTIONS[0],
+) -> Calibrated:
     """The model of ``entry`` on ``gpu`` that follows from ``times``; it has no judgement yet.
 
     For implementations with fewer than :data:`FEW_ROWS` rows, those of a sibling SKU count as well,
@@ -134,19 +141,20 @@ def fit(entry: Entry, gpu: Gpu, times: Times, rule: str, widened: bool = False) 
     is_drawn = any(axis.drawn for axis in entry.axes)
     coefficients = {_short(name): _line(points[name], is_drawn) for name in sorted(points)}
     if widened:
-        table = table.beside(_doubted(_random_estimates(entry.name, gpu), coefficients))
+        random = _random_estimates(entry.name, gpu)
+        table = table.beside(_doubted(random, coefficients, caution))
     portfolio = cover(table, MAX_PORTFOLIO)
     members = tuple(Member(_short(name), config) for name, config in portfolio)
-    return Calibrated(rule, {}, coefficients, members, widened)
+    return Calibrated(rule, {}, coefficients, members, widened, caution)
 
 
-def _doubted(estimates: Table, coefficients: Mapping[str, Coefficients]) -> Table:
+def _doubted(estimates: Table, coefficients: Mapping[str, Coefficients], caution: float) -> Table:
     """The predicted times, raised by their doubt, of implementations that have coefficients."""
     log_us = np.full_like(estimates.log_us, np.inf)
     for name, rows in estimates.implementations():
         line = coefficients.get(_short(name))
         if line is not None:
-            log_us[rows] = line.log_predict(estimates.log_us[rows]) + log(line.doubt)
+            log_us[rows] = line.log_predict(estimates.log_us[rows]) + log(line.doubt(caution))
     return Table(estimates.contestants, log_us)
 
 

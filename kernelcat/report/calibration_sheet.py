@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from kernelcat.report.sheet import Sheet
 from kernelcat.store.calibration import RULES, Calibrated
 
-HEADERS = ("entry", "problems", *RULES, "serves", "portfolio", "spread")
+HEADERS = ("entry", "problems", *RULES, "serves", "portfolio", "caution", "spread")
 
 
 def sheet(sku: str, models: Mapping[str, Calibrated]) -> Sheet:
@@ -21,7 +21,8 @@ def sheet(sku: str, models: Mapping[str, Calibrated]) -> Sheet:
             "mean of the chosen variant's best time over the fastest, in parentheses the worst.",
             "Spread: by which factor measured times differ from predictions, the middle of all "
             "implementations (fitted rows, so too small).",
-            "+: the portfolio also serves random problems.",
+            "+: the portfolio also serves random problems. Caution: standard deviations by which a "
+            "predicted time is raised before it is compared.",
         ],
         slice(1, None),
     )
@@ -35,5 +36,6 @@ def _line(name: str, model: Calibrated) -> tuple[str, ...]:
         *(f"{model.judged[r].mean:.1%} ({model.judged[r].worst:.0%})" for r in RULES),
         model.rule,
         f"{len(model.portfolio)}{'+' if model.widened else ''}",
+        f"{model.caution:g}",
         f"{spreads[len(spreads) // 2]:.2f}",
     )

@@ -69,9 +69,11 @@ class Rows:
         self.entry, self.gpu = entry, gpus.find(sku)
         self.times: Times = raced(entry, sku)
         self._choices = snapshot().choices(entry.name)
-        self._models: dict[tuple[Hashable, bool], Calibrated] = {}
+        self._models: dict[tuple[Hashable, bool, float], Calibrated] = {}
 
-    def judge(self, rule: str, widened: bool) -> list[LeftOut]:
+    def judge(
+        self, rule: str, widened: bool, caution: float = calibration.CAUTIONS[0]
+    ) -> list[LeftOut]:
         """What ``rule`` serves each measured problem without the rows of its bucket.
 
         ``widened`` is whether the model's portfolio also serves random problems.
@@ -81,7 +83,9 @@ class Rows:
             bucket, axes = self.entry.bucket(problem), problem.values.keys()
             models = {}
             if rule != calibration.NEAREST:
-                models[self.entry.name] = replace(self._without(bucket, widened), rule=rule)
+                models[self.entry.name] = replace(
+                    self._without(bucket, widened, caution), rule=rule
+                )
             others = [
                 choice
                 for choice in self._choices
@@ -124,13 +128,13 @@ class Rows:
         estimate = decision.implementation.estimate
         return estimate(problem, decision.config, self.gpu) / estimate(problem, raced, self.gpu)
 
-    def _without(self, bucket: Hashable, widened: bool) -> Calibrated:
+    def _without(self, bucket: Hashable, widened: bool, caution: float) -> Calibrated:
         """The model that follows from the rows of all other buckets."""
-        if (bucket, widened) not in self._models:
+        key = (bucket, widened, caution)
+        if key not in self._models:
             rest = {p: each for p, each in self.times.items() if self.entry.bucket(p) != bucket}
-            model = fit(self.entry, self.gpu, rest, calibration.MODEL, widened)
-            self._models[bucket, widened] = model
-        return self._models[bucket, widened]
+            self._models[key] = fit(self.entry, self.gpu, rest, calibration.MODEL, widened, caution)
+        return self._models[key]
 
 
 def left_out(entry: Entry, sku: str) -> list[LeftOut]:
@@ -141,7 +145,7 @@ def left_out(entry: Entry, sku: str) -> list[LeftOut]:
     shipped = calibration.models(sku).get(entry.name)
     if shipped is None:
         return Rows(entry, sku).judge(calibration.NEAREST, False)
-    return Rows(entry, sku).judge(shipped.rule, shipped.widened)
+    return Rows(entry, sku).judge(shipped.rule, shipped.widened, shipped.caution)
 
 
 def skus(entry: Entry) -> list[str]:

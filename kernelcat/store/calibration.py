@@ -28,9 +28,10 @@ else the highest rank; the winner of the nearest problem, else the least predict
 predicted time."""
 
 
-CAUTION = 1.5
-"""Standard deviations by which a predicted time is raised before it is compared with others: of
-many predictions the least is the one that errs most."""
+CAUTIONS = (1.5, 0.5)
+"""Standard deviations by which a predicted time may be raised before it is compared with others: of
+many predictions the least is the one that errs most. Each model has one of them; the first one
+unless the other loses less on problems that the model does not know."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,9 @@ class Coefficients:
         inside = log_us.clip(log(self.low_us), log(self.high_us))
         return log_us + log(self.factor) + self.slope * (inside - log(self.center_us))
 
-    @property
-    def doubt(self) -> float:
-        """Factor of a predicted time that :data:`CAUTION` adds."""
-        return float(self.spread**CAUTION)
+    def doubt(self, caution: float) -> float:
+        """Factor of a predicted time that ``caution`` standard deviations add."""
+        return float(self.spread**caution)
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,7 @@ class Calibrated:
     coefficients : ``cuda/wgmma`` -> its coefficients
     portfolio : the configurations that the least predicted time is looked for among
     widened : whether the portfolio also serves random problems, whose times are predicted
+    caution : one of :data:`CAUTIONS`
     """
 
     rule: str
@@ -110,6 +111,7 @@ class Calibrated:
     coefficients: Mapping[str, Coefficients]
     portfolio: tuple[Member, ...]
     widened: bool = False
+    caution: float = CAUTIONS[0]
 
     @cached_property
     def configs(self) -> dict[str, list[Config]]:
@@ -123,6 +125,7 @@ class Calibrated:
         return {
             "rule": self.rule,
             "widened": self.widened,
+            "caution": self.caution,
             "judged": {rule: asdict(each) for rule, each in self.judged.items()},
             "coefficients": {name: asdict(each) for name, each in self.coefficients.items()},
             "portfolio": [
@@ -142,6 +145,7 @@ class Calibrated:
             {name: Coefficients(**each) for name, each in values["coefficients"].items()},
             tuple(Member(m["implementation"], Config(m["config"])) for m in values["portfolio"]),
             values.get("widened", False),
+            values.get("caution", CAUTIONS[0]),
         )
 
 
@@ -186,6 +190,7 @@ def lent(sku: str) -> Mapping[str, Calibrated]:
 
 def save(sku: str, entries: Mapping[str, Calibrated]) -> Path:
     """Writes the models of ``sku``; those of other entries stay. Returns the file."""
+    models.cache_clear()  # another process may have saved other entries since
     every = {**models(sku), **entries}
     file = path(sku)
     file.parent.mkdir(exist_ok=True)

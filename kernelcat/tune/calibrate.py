@@ -4,7 +4,7 @@ A model is fitted to some problems and judged on others: each measured problem i
 rows of its bucket, once by each rule. The rule that loses least is kept. Rules that ask the model
 must lose less than the winner of the nearest problem, which needs no model; clearly less if the
 portfolio knows measured problems only. A portfolio that also serves random problems is kept unless
-it loses clearly more on the measured ones.
+it loses clearly more on the measured ones, and a model has the caution with which it loses least.
 
 What a choice loses is its variant's best raced time over the fastest, which flatters the nearest
 winner: its configuration is one for other sizes. So where that winner seems to lose less, and
@@ -16,11 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from kernelcat.catalog.spec import Entry
 from kernelcat.report.calibration import fit, geometric_mean, loss
 from kernelcat.report.left_out import LeftOut, Rows
-from kernelcat.store.calibration import NEAREST, RULES, Calibrated, Judgement
+from kernelcat.store.calibration import CAUTIONS, NEAREST, RULES, Calibrated, Judgement
 
 MIN_PROBLEMS = 5
 """With fewer measured problems nothing is judged, and the winner of the nearest problem serves."""
@@ -45,6 +46,35 @@ class Calibration:
     why_not: str | None = None
 
 
+@dataclass(frozen=True)
+class _Judged:
+    """How a model is fitted, and what the rules lose with it.
+
+    Attributes
+    ----------
+    widened, caution : as of :class:`Calibrated`
+    found : rule -> what serves each measured problem
+    """
+
+    widened: bool
+    caution: float
+    found: Mapping[str, list[LeftOut]]
+
+    @cached_property
+    def losses(self) -> dict[str, Judgement]:
+        return {rule: _judge(each) for rule, each in self.found.items()}
+
+    @property
+    def least(self) -> float:
+        """The mean loss of the rule that loses least."""
+        return min(each.mean for each in self.losses.values())
+
+    @property
+    def least_of_models(self) -> float:
+        """The same, of the rules that ask the model."""
+        return min(each.mean for rule, each in self.losses.items() if rule != NEAREST)
+
+
 def calibrate(entry: Entry, sku: str) -> Calibration:
     """Fits and judges the model of ``entry`` on ``sku``."""
     rows = Rows(entry, sku)
@@ -53,23 +83,25 @@ def calibrate(entry: Entry, sku: str) -> Calibration:
         return Calibration(entry.name, None, reason)
     nearest = rows.judge(NEAREST, False)
 
-    def judged(widened: bool) -> dict[str, list[LeftOut]]:
-        asking = {rule: rows.judge(rule, widened) for rule in RULES if rule != NEAREST}
-        return {NEAREST: nearest, **asking}
+    def judged(widened: bool, caution: float) -> _Judged:
+        asking = {r: rows.judge(r, widened, caution) for r in RULES if r != NEAREST}
+        return _Judged(widened, caution, {NEAREST: nearest, **asking})
 
-    found, widened = judged(False), False
-    losses = {rule: _judge(each) for rule, each in found.items()}
-    if entry.random_problem is not None:
-        wide = judged(True)
-        wide_losses = {rule: _judge(each) for rule, each in wide.items()}
-        if _least(wide_losses) <= _least(losses) + WIDENED_MARGIN:
-            found, losses, widened = wide, wide_losses, True
+    def widest(caution: float) -> _Judged:
+        narrow = judged(False, caution)
+        if entry.random_problem is None:
+            return narrow
+        wide = judged(True, caution)
+        return wide if wide.least <= narrow.least + WIDENED_MARGIN else narrow
+
+    kept = min((widest(caution) for caution in CAUTIONS), key=lambda each: each.least_of_models)
+    losses = kept.losses
     best = min(RULES, key=lambda rule: losses[rule].mean)
-    margin = 0.0 if widened else MARGIN
+    margin = 0.0 if kept.widened else MARGIN
     rule = best if losses[best].mean < losses[NEAREST].mean - margin else NEAREST
-    model = fit(entry, rows.gpu, rows.times, rule, widened)
-    if rule == NEAREST and widened:
-        likely = {each: _likely(found[each]) for each in RULES}
+    model = fit(entry, rows.gpu, rows.times, rule, kept.widened, kept.caution)
+    if rule == NEAREST and kept.widened:
+        likely = {each: _likely(kept.found[each]) for each in RULES}
         best = min(RULES, key=lambda each: likely[each])
         if likely[best] < likely[NEAREST] and _promises(rows, model):
             model = replace(model, rule=best)
@@ -86,10 +118,6 @@ def _promises(rows: Rows, model: Calibrated) -> bool:
     """Whether ``model`` predicts to be faster than the nearest winner was in random races."""
     ratios = rows.promised(model)
     return len(ratios) >= MIN_RACES and geometric_mean(ratios) < 1
-
-
-def _least(judged: Mapping[str, Judgement]) -> float:
-    return min(each.mean for each in judged.values())
 
 
 def _judge(found: list[LeftOut]) -> Judgement:

@@ -241,6 +241,9 @@ TILE_US = 0.32
 """Microseconds that a thread block waits at each tile of tokens: barriers and the block table."""
 TILE_WORK_US = 0.32
 """Microseconds for products and softmax of 16 rows, 64 tokens and 128 elements of a head."""
+CROWDED = 1.6
+"""How much longer tiles of 64 rows take, since thread blocks of one SM wait for its tensor cores;
+fitted to 14 races of chunks and prompts."""
 STAGE_US = 0.75
 """Microseconds from the request of a stage until it is there."""
 NEXT_US, NEXT_SHARE = 1.2, 0.4
@@ -262,6 +265,7 @@ def chain_us(problem: Problem, config: Config, waves: int, mean: float, end_us: 
     block_n, splits = config["block_n"], config["splits"]
     work = block_n * problem["head_dim"] * tile_rows(problem) / (64 * 128 * 16)
     tile_us = max(TILE_US + TILE_WORK_US * work, STAGE_US / (config["stages"] - 1))
+    tile_us *= CROWDED if tile_rows(problem) == 64 else 1.0
     longest_us = ceil(ceil(most_visible(problem) / block_n) / splits) * tile_us + end_us
     if waves == 1:
         return longest_us

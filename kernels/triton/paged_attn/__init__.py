@@ -239,6 +239,8 @@ START_END_US, WAVE_US = 3.4, 1.2
 programs, also of those that find no rows."""
 OVERLAP = 1.85
 """Order of the norm that adds up the tiles of a program, and the bytes or the work of all."""
+SPLIT_ROWS = 0.6
+"""Power by which programs of `split` slow down with the rows of their tiles; fitted to 8 races."""
 SPLIT_US = 7.0
 """Until programs know their ranges, and from the last partial result to the merged one."""
 
@@ -312,7 +314,7 @@ def _estimate_split(tma: bool, problem: Problem, config: Config, gpu: Gpu) -> fl
     work_us = _busy_us(problem, config, gpu.sms, gpu)
     program_us = ENTRY.bytes_moved(problem) / (programs * PROGRAM_BANDWIDTH) * 1e6
     us = max(max(_bytes_us(problem, gpu), program_us) / flow, work_us)
-    return cost_model.LAUNCH_US + SPLIT_US + us
+    return float(cost_model.LAUNCH_US + SPLIT_US + us * (config["block_m"] / 16) ** SPLIT_ROWS)
 
 
 ARCHS = ("sm_80+",)
