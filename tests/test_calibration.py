@@ -290,6 +290,19 @@ def test_a_file_that_holds_no_models_is_an_error(monkeypatch, tmp_path) -> None:
     calibration.models.cache_clear()
 
 
+def test_models_that_another_process_saved_stay(monkeypatch, tmp_path) -> None:
+    file = tmp_path / "models.json"
+    monkeypatch.setattr(calibration, "path", lambda sku: file)
+    calibration.models.cache_clear()
+    mine, [other] = model(MODEL, tma=1.0), model(NEAREST, wgmma=2.0).values()
+    assert calibration.models("h200") == {}  # remembered, while another process writes
+    file.write_text(json.dumps({"fp8_gemm": other.to_json()}))
+    calibration.save("h200", mine)
+    assert calibration.models("h200") == {**mine, "fp8_gemm": other}
+    monkeypatch.undo()
+    calibration.models.cache_clear()
+
+
 def test_a_gpu_without_a_model_takes_that_of_the_nearest_sibling(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(calibration, "path", lambda sku: tmp_path / f"{sku}.json")
     calibration.models.cache_clear()

@@ -76,7 +76,7 @@ class Rows:
     ) -> list[LeftOut]:
         """What ``rule`` serves each measured problem without the rows of its bucket.
 
-        ``widened`` is whether the model's portfolio also serves random problems.
+        ``widened`` and ``caution`` are those of the model, see :class:`Calibrated`.
         """
         found = []
         for problem, times in self.times.items():

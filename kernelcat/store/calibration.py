@@ -189,12 +189,18 @@ def lent(sku: str) -> Mapping[str, Calibrated]:
 
 
 def save(sku: str, entries: Mapping[str, Calibrated]) -> Path:
-    """Writes the models of ``sku``; those of other entries stay. Returns the file."""
-    models.cache_clear()  # another process may have saved other entries since
-    every = {**models(sku), **entries}
+    """Writes the models of ``sku``; those of other entries stay. Returns the file.
+
+    Other processes may do the same at the same time.
+    """
+    from filelock import FileLock  # not on the path of calls
+
     file = path(sku)
     file.parent.mkdir(exist_ok=True)
-    file.write_text(_text({name: every[name].to_json() for name in sorted(every)}, 3) + "\n")
+    with FileLock(file.parent / ".lock"):
+        models.cache_clear()  # what others have saved since is in the file
+        every = {**models(sku), **entries}
+        file.write_text(_text({name: every[name].to_json() for name in sorted(every)}, 3) + "\n")
     models.cache_clear()
     lent.cache_clear()
     return file

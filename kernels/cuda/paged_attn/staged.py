@@ -128,7 +128,8 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     if blocks_per_sm * (_shared_bytes(problem, config) + 1024) > gpu.shared_bytes + 1024:
         return f"{blocks_per_sm} thread blocks do not fit the shared memory of an SM"
     tiles = ceil(sizes.visible / config["tokens"])
-    if num_warps * cluster >= (2 * tiles if tiles > 1 else 6):  # of one tile 4 are the fastest
+    # Of the warps that share one tile, the first does the work; four are the fastest (measured).
+    if num_warps * cluster >= (2 * tiles if tiles > 1 else 6):
         return f"half of the warps have none of the {tiles} tiles"
     clusters, less_room = sizes.clusters, LESS_ROOM.get(blocks_per_sm)
     if less_room and next_launch_fits(clusters, cluster, less_room, gpu):

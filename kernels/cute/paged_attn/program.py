@@ -262,10 +262,10 @@ def chain_us(problem: Problem, config: Config, waves: int, mean: float, end_us: 
     ``mean`` is the number of tokens that a tile of rows sees on average, and ``end_us`` what a
     thread block does after its last tile.
     """
-    block_n, splits = config["block_n"], config["splits"]
-    work = block_n * problem["head_dim"] * tile_rows(problem) / (64 * 128 * 16)
+    block_n, splits, block_m = config["block_n"], config["splits"], tile_rows(problem)
+    work = block_n * problem["head_dim"] * block_m / (64 * 128 * 16)
     tile_us = max(TILE_US + TILE_WORK_US * work, STAGE_US / (config["stages"] - 1))
-    tile_us *= CROWDED if tile_rows(problem) == 64 else 1.0
+    tile_us *= CROWDED if block_m == 64 else 1.0
     longest_us = ceil(ceil(most_visible(problem) / block_n) / splits) * tile_us + end_us
     if waves == 1:
         return longest_us
