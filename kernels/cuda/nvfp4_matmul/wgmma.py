@@ -240,12 +240,15 @@ def _stage_us(block_n: int) -> float:
     return float(np.interp(block_n, *_STAGE_US))
 
 
-def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Waves of tiles, each as long as its stages take; or the memory's time."""
+def estimate(problem: Problem, config: Config, gpu: Gpu, tile_us: float = _TILE_US) -> float:
+    """Waves of tiles, each as long as its stages take; or the memory's time.
+
+    ``tile_us`` is the time of the stores of a tile of 128 x 256 that nothing hides.
+    """
     plan = Plan.of(config, problem, gpu)
     waves = ceil(plan.tiles / max(int(plan.clusters * CLUSTER_FIT[plan.split_k]), 1))
     busy_us = waves * ceil(plan.k_blocks / plan.split_k) * _stage_us(plan.block_n)
-    busy_us += _ENDS_US + _TILE_US * plan.block_n / 256 * (waves - 1)
+    busy_us += _ENDS_US + tile_us * plan.block_n / 256 * (waves - 1)
     busy_us += _EXCHANGE_US * (plan.split_k > 1)
     widen_us = 0.0
     if problem["dtype"] == FP8:
@@ -263,7 +266,7 @@ IMPLEMENTATION = Implementation(
     illegal=_illegal,
     unpromising=_unpromising,
     program=_program,
-    estimate=_estimate,
+    estimate=estimate,
     techniques={
         "wgmma": "HGMMA",
         "tma": "UTMALDG",

@@ -1,8 +1,9 @@
-// Sums of D^T, of which a warpgroup has 64 columns of D: they are transposed in registers to rows
-// of D, 16 bytes a store.
+// Sums of D^T, of which a warpgroup has 64 columns of D: they are transposed to rows of D, in
+// registers with 16 bytes a store, or on the way to shared memory, whence a bulk copy takes them.
 #pragma once
 
 #include <kernelcat/fragments.cuh>
+#include <kernelcat/mma.cuh>
 
 namespace kernelcat {
 
@@ -54,10 +55,15 @@ struct TransposedSums {
             z[1] * output.row_scale(scale, a_row + 1) + bias[lower]};
   }
 
-  // The 8 x 8 matrix of D of block `j` and of the eight upper or lower rows of W.
-  __device__ __forceinline__ uint32_t matrix(int j, int lower) const {
+  // The 8 x 8 matrix of D^T of block `j` and of the eight upper or lower rows of W.
+  __device__ __forceinline__ uint32_t transposed_matrix(int j, int lower) const {
     const float2 z = finished(j, lower);
-    return transposed(pack<T>(Output::activated(z.x), Output::activated(z.y)));
+    return pack<T>(Output::activated(z.x), Output::activated(z.y));
+  }
+
+  // The same matrix of D.
+  __device__ __forceinline__ uint32_t matrix(int j, int lower) const {
+    return transposed(transposed_matrix(j, lower));
   }
 
   // The 8 x 8 matrix of D of block `j` and of all 16 rows of W, for kSwiglu. Gate and up are
@@ -110,6 +116,26 @@ struct TransposedSums {
     }
   }
 };
+
+// Writes a warpgroup's sums of 64 rows of W from `row` on, by kCols rows of A from `col` on, which
+// are multiplied by `scale`, to shared memory as a swizzled box of D: kCols rows of 128 bytes.
+template <int kCols, typename Output>
+__device__ __forceinline__ void write_box(uint8_t* box, const float (&sums)[kCols / 2],
+                                          const Output& output, float scale, int row, int col) {
+  static_assert(!Output::kPaired && kCols % 16 == 0,
+                "a warp writes 16 rows by 16 columns at a time");
+  const int warp = warp_index() % 4, i = lane_index() / 8;
+  const TransposedSums<kCols, Output> tile(sums, output, scale, row + warp * 16, col);
+#pragma unroll
+  for (int j = 0; j < kCols / 8; j += 2) {
+    const uint32_t matrices[4] = {tile.transposed_matrix(j, 0), tile.transposed_matrix(j, 1),
+                                  tile.transposed_matrix(j + 1, 0),
+                                  tile.transposed_matrix(j + 1, 1)};
+    const int box_row = 8 * (j + i / 2) + lane_index() % 8, unit = 2 * warp + i % 2;
+    store_matrices<true>(shared_address(box) + swizzled<kRowBytes>(box_row * kRowBytes + 16 * unit),
+                         matrices);
+  }
+}
 
 // Stores a warpgroup's sums of 64 rows of W from `row` on, by kCols rows of A from `col` on, which
 // are multiplied by `scale`.
