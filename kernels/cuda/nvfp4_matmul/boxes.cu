@@ -55,8 +55,8 @@ __device__ __forceinline__ void consume_to_boxes(Fp4WgmmaShared<Config>& shared,
   schedule.for_each([&](const WorkItem& work, int first_row, int col) {
     const int row = first_row + warp_index() / 4 * kWgmmaM;
     typename Config::Sums sums;
-    held.stage = accumulate_and_hold(shared, position, sums, KRange<Config>(work, 0),
-                                     [&] { held.release(shared); });
+    held.stage = accumulate<Config, true>(shared, position, sums, KRange<Config>(work, 0),
+                                          [&] { held.release(shared); });
     store_box<Config>(shared.stages[held.stage], sums, map_d, output, scale, row, col);
   });
   if (threadIdx.x % kWarpgroupThreads == 0) wait_stores_read<0>();

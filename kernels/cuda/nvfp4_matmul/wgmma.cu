@@ -34,13 +34,14 @@ struct PackedStage {
               {stage.codes[row][1], stage.scales[row][1]}} {}
 };
 
-// Multiplies one tile of D^T. Weights are decoded while the wgmmas of earlier weights run. Returns
-// the last stage, which the caller releases. `begun` runs when the first products are done.
-template <typename Config, typename Begun>
-__device__ __forceinline__ int accumulate_and_hold(Fp4WgmmaShared<Config>& shared,
-                                                   PipelineState<Config::kNumStages>& position,
-                                                   typename Config::Sums& sums,
-                                                   const KRange<Config>& range, Begun&& begun) {
+// Multiplies one tile of D^T. Weights are decoded while the wgmmas of earlier weights run. With
+// kHold the caller releases the last stage, which is returned, and `begun` runs when the first
+// products are done.
+template <typename Config, bool kHold = false, typename Begun = void (*)()>
+__device__ __forceinline__ int accumulate(Fp4WgmmaShared<Config>& shared,
+                                          PipelineState<Config::kNumStages>& position,
+                                          typename Config::Sums& sums, const KRange<Config>& range,
+                                          Begun begun = nullptr) {
   uint32_t operands[Config::kStageTiles][kTileSteps][4];
   const int row = threadIdx.x / kWarpThreads;  // the warp's tile row of W in the stage
   const auto packed_stage = [&] {
@@ -62,23 +63,16 @@ __device__ __forceinline__ int accumulate_and_hold(Fp4WgmmaShared<Config>& share
       wgmma_wait<1>();
       pin(operands[1 - t]);
       if (t == 0 && k_block > range.begin) release_stage_after_loads(shared.empty[previous]);
-      if (t == 0 && k_block == range.begin) begun();
+      if constexpr (kHold) {
+        if (t == 0 && k_block == range.begin) begun();
+      }
     }
     previous = stage;
   }
   wgmma_wait<0>();
   pin(sums);
+  if constexpr (!kHold) release_stage_after_loads(shared.empty[previous]);
   return previous;
-}
-
-// The same, and releases the last stage, too.
-template <typename Config>
-__device__ __forceinline__ void accumulate(Fp4WgmmaShared<Config>& shared,
-                                           PipelineState<Config::kNumStages>& position,
-                                           typename Config::Sums& sums,
-                                           const KRange<Config>& range) {
-  const int last = accumulate_and_hold(shared, position, sums, range, [] {});
-  release_stage_after_loads(shared.empty[last]);
 }
 
 // Runs in a consumer warpgroup.
