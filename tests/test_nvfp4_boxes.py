@@ -61,7 +61,7 @@ FAULTS = {
         ("wgmma", "  pin(sums);\n", "  pin(sums);\n  release_stage_after_loads(shared.empty[previous]);\n"),
     ),
     "the stage of the tile before is never given back": (
-        ("boxes", "[&] { held.release(shared); }", "[] {}"),
+        ("boxes", "release_stage_after_loads(shared.empty[stage]);", ""),
     ),
 }  # fmt: skip
 

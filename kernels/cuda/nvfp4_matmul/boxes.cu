@@ -1,13 +1,15 @@
 // `wgmma`, whose tiles of D leave by bulk copies while the next ones are multiplied: for several
-// waves of tiles with few k-blocks. A tile leaves through the boxes of A of its last stage, which are
-// exactly as large as it. So no shared memory is set aside for D, and the ring has as many stages.
+// waves of tiles with few k-blocks. A tile leaves through the boxes of A of its last stage, which
+// are exactly as large as it. So no shared memory is set aside for D, and the ring has as many
+// stages.
 //
 // barrier      | who arrives (how many)               | who waits      | for what
 // full[s]      | producer, with the stage's bytes (1) | consumers      | stage s holds its k-block
 // empty[s]     | consumer warps (8)                   | producer       | stage s has been read, and
 //              |                                      |                | its tile of D has left
 // barrier 1    | both consumers                       | both consumers | the last stage is read
-// barrier 2, 3 | a consumer                           | its thread 0   | the consumer's box is written
+// barrier 2, 3 | a consumer                           | its thread 0   | the consumer's box is
+// written
 #include "wgmma.cu"
 
 namespace kernelcat {
@@ -15,6 +17,7 @@ namespace kernelcat {
 // The stage whose boxes of A a tile of D leaves through: it was the tile's last one, and the
 // producer gets it back when the bulk copy has read it.
 struct HeldStage {
+  static constexpr bool kHolds = true;
   int stage = -1;
 
   template <typename Config>
@@ -55,17 +58,16 @@ __device__ __forceinline__ void consume_to_boxes(Fp4WgmmaShared<Config>& shared,
   schedule.for_each([&](const WorkItem& work, int first_row, int col) {
     const int row = first_row + warp_index() / 4 * kWgmmaM;
     typename Config::Sums sums;
-    held.stage = accumulate<Config, true>(shared, position, sums, KRange<Config>(work, 0),
-                                          [&] { held.release(shared); });
+    accumulate(shared, position, sums, KRange<Config>(work, 0), &held);
     store_box<Config>(shared.stages[held.stage], sums, map_d, output, scale, row, col);
   });
   if (threadIdx.x % kWarpgroupThreads == 0) wait_stores_read<0>();
 }
 
-template <typename T, typename TOut, bool kNvfp4, Activation kActivation, bool kRowScale,
-          int BLOCK_N, int kNumStages,
-          typename Config =
-              Fp4WgmmaTile<T, TOut, kNvfp4, kActivation, kRowScale, BLOCK_N, kNumStages, 1>>
+template <
+    typename T, typename TOut, bool kNvfp4, Activation kActivation, bool kRowScale, int BLOCK_N,
+    int kNumStages,
+    typename Config = Fp4WgmmaTile<T, TOut, kNvfp4, kActivation, kRowScale, BLOCK_N, kNumStages, 1>>
 __global__ void __launch_bounds__(Config::kNumThreads, 1)
     nvfp4_matmul_boxes(const __grid_constant__ TensorMap map_a,  // see Fp4Maps
                        const __grid_constant__ TensorMap map_w,

@@ -34,14 +34,18 @@ struct PackedStage {
               {stage.codes[row][1], stage.scales[row][1]}} {}
 };
 
-// Multiplies one tile of D^T. Weights are decoded while the wgmmas of earlier weights run. With
-// kHold the caller releases the last stage, which is returned, and `begun` runs when the first
-// products are done.
-template <typename Config, bool kHold = false, typename Begun = void (*)()>
-__device__ __forceinline__ int accumulate(Fp4WgmmaShared<Config>& shared,
-                                          PipelineState<Config::kNumStages>& position,
-                                          typename Config::Sums& sums, const KRange<Config>& range,
-                                          Begun begun = nullptr) {
+// Gives the last stage of a tile back at once.
+struct ReleaseLast {
+  static constexpr bool kHolds = false;
+};
+
+// Multiplies one tile of D^T. Weights are decoded while the wgmmas of earlier weights run. `last`
+// is told when the first products are done and which stage is the last one, if it holds that stage.
+template <typename Config, typename Last = ReleaseLast>
+__device__ __forceinline__ void accumulate(Fp4WgmmaShared<Config>& shared,
+                                           PipelineState<Config::kNumStages>& position,
+                                           typename Config::Sums& sums, const KRange<Config>& range,
+                                           Last* last = nullptr) {
   uint32_t operands[Config::kStageTiles][kTileSteps][4];
   const int row = threadIdx.x / kWarpThreads;  // the warp's tile row of W in the stage
   const auto packed_stage = [&] {
@@ -63,16 +67,19 @@ __device__ __forceinline__ int accumulate(Fp4WgmmaShared<Config>& shared,
       wgmma_wait<1>();
       pin(operands[1 - t]);
       if (t == 0 && k_block > range.begin) release_stage_after_loads(shared.empty[previous]);
-      if constexpr (kHold) {
-        if (t == 0 && k_block == range.begin) begun();
+      if constexpr (Last::kHolds) {
+        if (t == 0 && k_block == range.begin) last->release(shared);
       }
     }
     previous = stage;
   }
   wgmma_wait<0>();
   pin(sums);
-  if constexpr (!kHold) release_stage_after_loads(shared.empty[previous]);
-  return previous;
+  if constexpr (Last::kHolds) {
+    last->stage = previous;
+  } else {
+    release_stage_after_loads(shared.empty[previous]);
+  }
 }
 
 // Runs in a consumer warpgroup.
