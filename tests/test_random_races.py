@@ -120,6 +120,15 @@ def test_first_problems_race_with_the_choice_of_a_tune_that_leaves_no_trace(
     assert sorted(file.name for file in tmp_path.iterdir()) == ["races.jsonl"]
 
 
+def test_a_tune_gets_the_memory_of_the_device(monkeypatch, planted, tmp_path) -> None:
+    """A process that raced a large problem would leave no memory for the tune of the next one."""
+    good = planted.Backend().implementations("planted")[:1]
+    monkeypatch.setattr(planted.Backend, "implementations", lambda self, name: good)
+    monkeypatch.setenv("PLANTED_MEMORY", str(tmp_path / "owner"))
+    races = race_planted(monkeypatch, planted, ["fast", "fast"], tunes=2)
+    assert [race.tuned for race in races.races] == ["planted/cuda/honest"] * 2
+
+
 def test_a_tune_without_a_result_says_why_and_costs_no_race(monkeypatch, planted) -> None:
     broken = (planted.implementation("honest", ("refuses",), 0),)
     monkeypatch.setattr(planted.Backend, "implementations", lambda self, name: broken)

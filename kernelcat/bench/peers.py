@@ -73,10 +73,13 @@ def binder(
 
 
 def forget() -> None:
-    """Drops the code that ``torch.compile`` made, which fails from a function's ninth shape on."""
+    """Drops the code that ``torch.compile`` made, which fails from a function's ninth shape on, and
+    returns to the device the memory that torch keeps."""
     # Without torch._dynamo nothing was compiled, and importing torch._dynamo takes seconds.
     if "torch._dynamo" in sys.modules:
         _torch().compiler.reset()
+    if "torch" in sys.modules:
+        _torch().cuda.empty_cache()
 
 
 def _torch() -> Any:

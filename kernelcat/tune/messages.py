@@ -86,6 +86,16 @@ class Place(Request[Placed]):
 
 
 @dataclass(frozen=True)
+class Cleared:
+    """The device has nothing of a problem any more."""
+
+
+@dataclass(frozen=True)
+class Clear(Request[Cleared]):
+    """Asks to free the arrays and the loaded kernels of the problem, if there is one."""
+
+
+@dataclass(frozen=True)
 class Passed:
     """The gate accepted the result: error and signal to noise, None where they are not defined.
 

@@ -227,9 +227,12 @@ class Runner:
     def _tuned(self, problem: Problem, seconds: float) -> tuple[Candidate | None, str | None]:
         """What a tune of ``seconds`` chooses, or why it chooses nothing.
 
-        Its database is thrown away: what it measured must not serve the next problems.
+        Its database is thrown away: what it measured must not serve the next problems. The tune
+        has a measuring process of its own, which gets the memory of the device.
         """
         from kernelcat.store import Store
+
+        self.supervisor.clear()
 
         with (
             tempfile.TemporaryDirectory() as folder,

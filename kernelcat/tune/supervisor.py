@@ -14,6 +14,7 @@ from kernelcat.tune.channel import Channel, ChildDied, ChildTimeout, Link, Start
 from kernelcat.tune.failure import MAX_TRIES, lost_child, tried_again
 from kernelcat.tune.messages import (
     SKIPPED,
+    Clear,
     Failed,
     Greeting,
     Hello,
@@ -150,6 +151,13 @@ class Supervisor:
         if not isinstance(reply, Failed):
             return reply.outcomes
         return {self.culprit: reply} if self.culprit and not reply.outside else {}
+
+    def clear(self) -> None:
+        """Frees the device's memory for another process. The next request places the arrays of the
+        problem again."""
+        self.placed = None
+        if self.channel is not None:
+            self._ask(Clear(), self.limits.candidate_s)
 
     def close(self) -> None:
         """Ends the worker for good, even in the middle of a request."""

@@ -25,6 +25,8 @@ from kernelcat.tune.candidate import Candidate
 from kernelcat.tune.channel import Server
 from kernelcat.tune.failure import Rejected, failure
 from kernelcat.tune.messages import (
+    Clear,
+    Cleared,
     Failed,
     Greeting,
     Hello,
@@ -65,7 +67,7 @@ class Worker:
         """The reply to ``request``; an exception becomes a :class:`Failed`."""
         verbs: dict[type, Callable[[Any], Any]] = {
             Hello: self.hello, Place: self.place, Screen: self.screen, Verify: self.verify,
-            Race: self.race,
+            Race: self.race, Clear: self.clear,
         }  # fmt: skip
         try:
             return verbs[type(request)](request)
@@ -85,7 +87,7 @@ class Worker:
 
     def place(self, request: Place) -> Placed:
         """Draws inputs, computes the oracle, and puts the rotating copies on the device."""
-        self.clear()
+        self.clear(Clear())
         self.problem = request.problem
         self.entry: Entry = self.backend.entry(self.problem.entry)
         self.seed = request.seed
@@ -99,10 +101,11 @@ class Worker:
         is_cold = count * moved_bytes >= 3 * l2_bytes
         return Placed(count, copy_bytes, "cold" if is_cold else "warm")
 
-    def clear(self) -> None:
+    def clear(self, request: Clear) -> Cleared:
         """Frees the arrays and the loaded kernels of the current problem."""
         self.binds, self.copies, self.prepared = {}, [], {}
         self.backend.release(self.device)
+        return Cleared()
 
     def screen(self, request: Screen) -> Timing:
         """Checks the candidate on one seed, then times and judges the candidate for a while."""

@@ -211,6 +211,14 @@ class Host:
         pass
 
 
+def is_alive(process):
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def log_load(kind, problem, index):
     if "PLANTED_LOG" in os.environ:
         with Path(os.environ["PLANTED_LOG"]).open("a") as log:
@@ -266,10 +274,20 @@ class Backend:
         return None
 
     def free_bytes(self, device):
+        """Asked when a problem has arrays. With ``$PLANTED_MEMORY``, one process can have some."""
+        if "PLANTED_MEMORY" in os.environ:
+            file = Path(os.environ["PLANTED_MEMORY"])
+            owner = int(file.read_text()) if file.exists() else os.getpid()
+            if owner != os.getpid() and is_alive(owner):
+                raise MemoryError("another process has the memory of the device")
+            file.write_text(str(os.getpid()))
         return 1 << 24
 
     def release(self, device):
-        pass
+        if "PLANTED_MEMORY" in os.environ:
+            file = Path(os.environ["PLANTED_MEMORY"])
+            if file.exists() and int(file.read_text()) == os.getpid():
+                file.unlink()
 
     def bind_peer(self, entry, problem, timer, make):
         return lambda arrays: make(problem, arrays)
