@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from kernelcat import catalog
+from kernelcat.call.calibrated import MATE_DOUBT, MATE_SHARE
 from kernelcat.call.choice import choose
 from kernelcat.catalog.implementation import Config
 from kernelcat.cli import main
@@ -109,6 +110,22 @@ def test_a_prediction_is_compared_with_its_doubt() -> None:
     best, other = choose(ENTRY, PROBLEM, H200, (), models=models).predictions
     assert best.variant == "wgmma" and best.high_us == best.us
     assert isclose(other.high_us, other.us * 1.5 ** models["gemm"].caution)
+
+
+def test_a_row_of_the_bucket_moves_the_prediction_of_the_model_by_a_share() -> None:
+    models, mate = model(MODEL, wgmma=3.0), row(MATE, "wgmma")
+    found = choose(ENTRY, PROBLEM, H200, (mate,), models=models).predictions
+    alone, moved = sorted(found, key=lambda prediction: prediction.evidence is not None)
+    assert (alone.config, moved.config) == (mate.config, mate.config) and moved.evidence == mate
+    wgmma = catalog.implementation("gemm", "cuda", "wgmma")
+    row_us = 3.0 * wgmma.estimate(MATE, mate.config, H200)
+    assert isclose(moved.us, alone.us * (mate.median_us / row_us) ** MATE_SHARE)
+    # Without coefficients there is nothing but the row to go by.
+    estimates = [wgmma.estimate(problem, mate.config, H200) for problem in (PROBLEM, MATE)]
+    scaled_us = mate.median_us * estimates[0] / estimates[1]
+    [moved] = [p for p in choose(ENTRY, PROBLEM, H200, (mate,), models=model(MODEL, tma=1e9))
+               .predictions if p.evidence]  # fmt: skip
+    assert isclose(moved.us, scaled_us) and isclose(moved.high_us, scaled_us * MATE_DOUBT)
 
 
 def test_a_portfolio_serves_each_problem_almost_as_well_as_all_contestants() -> None:

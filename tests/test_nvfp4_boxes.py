@@ -58,7 +58,11 @@ FAULTS = {
         ("boxes", "named_barrier_sync(1, Config::kNumConsumers * kWarpgroupThreads);", ""),
     ),
     "the producer gets a stage back while a tile leaves through it": (
-        ("wgmma", "  pin(sums);\n", "  pin(sums);\n  release_stage_after_loads(shared.empty[previous]);\n"),
+        (
+            "wgmma",
+            "  pin(sums);\n",
+            "  pin(sums);\n  release_stage_after_loads(shared.empty[previous]);\n",
+        ),
     ),
     "the stage of the tile before is never given back": (
         ("boxes", "release_stage_after_loads(shared.empty[stage]);", ""),

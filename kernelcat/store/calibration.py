@@ -31,7 +31,7 @@ predicted time."""
 CAUTIONS = (1.5, 0.5)
 """Standard deviations by which a predicted time may be raised before it is compared with others: of
 many predictions the least is the one that errs most. Each model has one of them; the first one
-unless the other loses less on problems that the model does not know."""
+unless the other likely loses less on problems that the model does not know."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ A model is fitted to some problems and judged on others: each measured problem i
 rows of its bucket, once by each rule. The rule that loses least is kept. Rules that ask the model
 must lose less than the winner of the nearest problem, which needs no model; clearly less if the
 portfolio knows measured problems only. A portfolio that also serves random problems is kept unless
-it loses clearly more on the measured ones, and a model has the caution with which it loses least.
+it loses clearly more on the measured ones, and a model has the caution with which it likely loses
+least: where the chosen configuration has not raced, by its estimate.
 
 What a choice loses is its variant's best raced time over the fastest, which flatters the nearest
 winner: its configuration is one for other sizes. So where that winner seems to lose less, and
@@ -70,9 +71,9 @@ class _Judged:
         return min(each.mean for each in self.losses.values())
 
     @property
-    def least_of_models(self) -> float:
-        """The same, of the rules that ask the model."""
-        return min(each.mean for rule, each in self.losses.items() if rule != NEAREST)
+    def likely_of_models(self) -> float:
+        """The least likely loss of the rules that ask the model."""
+        return min(_likely(each) for rule, each in self.found.items() if rule != NEAREST)
 
 
 def calibrate(entry: Entry, sku: str) -> Calibration:
@@ -94,7 +95,7 @@ def calibrate(entry: Entry, sku: str) -> Calibration:
         wide = judged(True, caution)
         return wide if wide.least <= narrow.least + WIDENED_MARGIN else narrow
 
-    kept = min((widest(caution) for caution in CAUTIONS), key=lambda each: each.least_of_models)
+    kept = min((widest(caution) for caution in CAUTIONS), key=lambda each: each.likely_of_models)
     losses = kept.losses
     best = min(RULES, key=lambda rule: losses[rule].mean)
     margin = 0.0 if kept.widened else MARGIN
