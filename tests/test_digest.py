@@ -54,5 +54,5 @@ def test_a_constant_of_a_specification_reaches_the_kernels_that_take_it(tmp_path
                 "TILE_ROWS, TILE_COLS = 32, 64")  # fmt: skip
     after = original.changed(tmp_path / "changed", [edit]).digests(*entries)
     changed = {name for name, value in after.items() if value != before[name]}
-    variants = ("mma", "wgmma", "stream_k")
+    variants = ("mma", "wgmma", "stream_k", "boxes")
     assert changed == {f"nvfp4_matmul/cuda/{variant}" for variant in variants}

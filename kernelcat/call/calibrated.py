@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from kernelcat import catalog
@@ -89,7 +90,7 @@ def _of_mates(
         if implementation is None or not mate.median_us:
             continue
         estimate_us = _estimate(implementation, mate.config, problem, gpu)
-        estimated_us = _estimate(implementation, mate.config, mate.problem, gpu)
+        estimated_us = _estimate_of_row(mate.language, mate.variant, mate.config, mate.problem, gpu)
         if estimate_us and estimated_us:
             us, doubt = estimate_us * mate.median_us / estimated_us, MATE_DOUBT
             coefficients = model.coefficients.get(f"{mate.language}/{mate.variant}")
@@ -98,6 +99,15 @@ def _of_mates(
                 us = predicted_us * (us / predicted_us) ** MATE_SHARE
                 doubt = coefficients.doubt(model.caution)
             yield Prediction(us * doubt, us, mate.language, mate.variant, mate.config, mate)
+
+
+@lru_cache(256)  # each new size asks for those of the rows of its bucket
+def _estimate_of_row(
+    language: str, variant: str, config: Config, problem: Problem, gpu: Gpu
+) -> float | None:
+    implementation = _find(problem.entry, language, variant)
+    assert implementation is not None
+    return _estimate(implementation, config, problem, gpu)
 
 
 def _find(entry: str, language: str, variant: str) -> Implementation | None:
