@@ -225,8 +225,8 @@ _STAGE_US = ((64, 128, 192, 256), (0.56, 0.74, 0.96, 1.22))
 """Rows of A in a tile, and microseconds that a stage takes; with few rows, decoding bounds it."""
 
 _END_US = 1.7
-"""The end of the last tile, one of 128 x 256. This and the two numbers below are fitted to 207 times
-on an H200, from which estimates differ by 6 %; by 8 % with an end that all tiles share."""
+"""The end of the last tile, one of 128 x 256. This and the two numbers below are fitted to 207
+times on an H200, from which estimates differ by 6 %; by 8 % with an end that all tiles share."""
 
 _TILE_US = 2.8
 """Storing an earlier tile of 128 x 256, while nothing is multiplied."""
