@@ -2,8 +2,10 @@
 // registers with 16 bytes a store, or on the way to shared memory, whence a bulk copy takes them.
 #pragma once
 
+#include <kernelcat/bulk_copy.cuh>
 #include <kernelcat/fragments.cuh>
 #include <kernelcat/mma.cuh>
+#include <kernelcat/wgmma.cuh>
 
 namespace kernelcat {
 
