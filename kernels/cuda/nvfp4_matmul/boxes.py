@@ -121,5 +121,4 @@ IMPLEMENTATION = Implementation(
     estimate=_estimate,
     techniques={**wgmma.IMPLEMENTATION.techniques, "tma store": "UTMASTG"},
     rank=2,
-    unverified="its receipt, of an H200, has 60 random problems; a hundred are asked",
 )
