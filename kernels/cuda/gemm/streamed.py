@@ -83,5 +83,5 @@ IMPLEMENTATION = Implementation(
         "dependent launch": "ACQBULK",
     },
     rank=1,
-    unverified="its receipt is of an H100; it has not run on an H200",
+    unverified="its receipt is of an H100; on an H200 it has only raced",
 )
