@@ -1,5 +1,7 @@
 """The time model of products whose operands TMA loads into a ring."""
 
+from dataclasses import replace
+
 import pytest
 
 from kernelcat.catalog.ring_model import BITS_8, BITS_16, RingModel, Tiles
@@ -16,6 +18,7 @@ IDEAL = RingModel(
     tensor_share=1.0,
     tile_rates=((64, 0.5), (128, 1.0)),
     l2_bytes_per_us=1e12,
+    l2_power=1.0,
     port_bytes_per_us=1e12,
     split_lines=1.0,
     split_sectors=1.0,
@@ -23,10 +26,12 @@ IDEAL = RingModel(
     store_us=0.0,
     dram_share=1.0,
     order=64.0,
+    memory_order=64.0,
     split_k_block=1.0,
     cluster_barrier_us=0.0,
     cluster_bytes_per_us=1e12,
     last_sums_us=0.0,
+    part_us=0.0,
     partial_bytes_per_us=1e12,
 )
 """Nothing takes time but the tensor cores, at their peak rate, and DRAM."""
@@ -90,3 +95,25 @@ def test_only_splits_have_partial_sums() -> None:
     assert BITS_16.sums_us(1, area) == BITS_16.cluster_sums_us(1, area) == 0.0
     assert 0 < BITS_16.cluster_sums_us(2, area) < BITS_16.cluster_sums_us(4, area)
     assert 0 < BITS_16.sums_us(2, area) < BITS_16.sums_us(4, area)
+
+
+def test_each_further_split_costs_its_latency() -> None:
+    model = replace(IDEAL, part_us=0.5)
+    assert model.sums_us(4, 64) == pytest.approx(2.0)
+
+
+def test_what_ends_a_product_overlaps_with_no_load() -> None:
+    def took(**more: float) -> float:
+        return BITS_16.gemm_us(WHOLE_CHIP, H100, "bfloat16", 10**8, **more)
+
+    assert took(end_us=3.0) == pytest.approx(took() + 3.0)
+    assert took() < took(extra_us=3.0) < took(end_us=3.0)
+
+
+def test_a_few_tiles_get_more_of_l2_each_but_not_all_that_the_others_leave() -> None:
+    """A third of the SMs loads: with a power of 1 each would get three times as much."""
+    tiles = WHOLE_CHIP._replace(rows=44 * 128, thread_blocks=44)
+    bound = replace(IDEAL, l2_bytes_per_us=1e3)
+    even, less = us(bound, tiles), us(replace(bound, l2_power=0.5), tiles)
+    assert 3 * even == pytest.approx(us(bound, WHOLE_CHIP))
+    assert less == pytest.approx(3**0.5 * even)

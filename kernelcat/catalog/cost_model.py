@@ -157,9 +157,10 @@ def tiled_gemm_us(
     k_tile = ceil(k / split_k)
     waves = ceil(tiles / (gpu.sms * blocks_per_sm))
     peak = gpu.flops.get(dtype, gpu.flops["float32"]) * efficiency
-    resident = gpu.sms * blocks_per_sm  # tiles that run at once and share the GPU's rates
+    resident = gpu.sms * blocks_per_sm  # tiles for which there is room at once
     math_us = 2 * block_m * block_n * k_tile / peak * resident * 1e6
-    l2_us = 2 * (block_m + block_n) * k_tile / (gpu.bandwidth * L2_TO_DRAM) * resident * 1e6
+    sharers = min(tiles, resident)
+    l2_us = 2 * (block_m + block_n) * k_tile / (gpu.bandwidth * L2_TO_DRAM) * sharers * 1e6
     partial_bytes = 8 * m * n * split_k if split_k > 1 else 0
     dram_us = copy_us(2 * (m * k + n * k + m * n) + partial_bytes, gpu)
     return max(waves * (max(math_us, l2_us) + WAVE_LATENCY_US), dram_us) + LAUNCH_US

@@ -391,11 +391,16 @@ class Implementation:
                 if self.illegal(config, problem, gpu) is None:
                     yield config
 
+    def promising(self, problem: Problem, gpu: Gpu) -> Iterator[Config]:
+        """The legal configurations that are not unpromising; some are too slow for a try."""
+        for config in self.legal(problem, gpu):
+            if self.unpromising(config, problem, gpu) is None:
+                yield config
+
     def configs(self, problem: Problem, gpu: Gpu) -> Iterator[Config]:
         """The legal configurations that are worth a try."""
-        for config in self.legal(problem, gpu):
-            reason = self.unpromising(config, problem, gpu) or self.too_slow(config, problem, gpu)
-            if reason is None:
+        for config in self.promising(problem, gpu):
+            if self.too_slow(config, problem, gpu) is None:
                 yield config
 
     def whole_space(self) -> Iterator[Config]:

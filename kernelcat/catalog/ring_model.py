@@ -67,17 +67,20 @@ class RingModel:
         time
     tile_rates : columns of a tile and the rate of wgmma over that of a wide one
     l2_bytes_per_us : what an SM gets from L2 when all SMs load
+    l2_power : power of the share of SMs that load by which each gets more when fewer do
     port_bytes_per_us : what an SM takes, multicast included
     split_lines, split_sectors : L2's time for rows that do not begin at a line of 128 bytes, so
         that each part of a row lies in two, and for rows that do not begin at a sector of 32
     cluster : time of the tensor cores in a cluster, whose thread blocks wait for each other
     store_us : storing a tile of 128 x 256
     dram_share : share of the peak DRAM bandwidth
-    order : of the norm; an infinite one would be perfect overlap
+    order : of the norm that adds up what a k-block takes; an infinite one would be perfect overlap
+    memory_order : of the norm that adds up the busiest thread block and the memory
     split_k_block : time of a k-block in a cluster whose thread blocks split k, over its time alone
     cluster_barrier_us : a barrier of a cluster, and the time until the first sums arrive
     cluster_bytes_per_us : what an SM gets from the other SMs of its cluster
     last_sums_us : until the thread block that arrives last sees the partial sums of all splits
+    part_us : the latency of the partial sums of a further split
     partial_bytes_per_us : of partial sums that an SM writes and reads
     """
 
@@ -85,6 +88,7 @@ class RingModel:
     tensor_share: float
     tile_rates: tuple[tuple[int, float], ...]
     l2_bytes_per_us: float
+    l2_power: float
     port_bytes_per_us: float
     split_lines: float
     split_sectors: float
@@ -92,10 +96,12 @@ class RingModel:
     store_us: float
     dram_share: float
     order: float
+    memory_order: float
     split_k_block: float
     cluster_barrier_us: float
     cluster_bytes_per_us: float
     last_sums_us: float
+    part_us: float
     partial_bytes_per_us: float
 
     def cluster_sums_us(self, split_k: int, area: int) -> float:
@@ -109,7 +115,8 @@ class RingModel:
         """Microseconds to add up a tile's partial sums through L2, in one thread block."""
         if split_k == 1:
             return 0.0
-        return self.last_sums_us + 4 * (1 + split_k) * area / self.partial_bytes_per_us
+        parts_us = split_k * self.part_us
+        return self.last_sums_us + parts_us + 4 * (1 + split_k) * area / self.partial_bytes_per_us
 
     def gemm_us(
         self,
@@ -121,11 +128,13 @@ class RingModel:
         slowdown: float = 1.0,
         splits_k: bool = False,
         extra_us: float = 0.0,
+        end_us: float = 0.0,
     ) -> float:
         """Microseconds of the product, whose arrays have ``bytes_moved`` bytes.
 
         ``slowdown`` multiplies the time of the tensor cores; ``splits_k`` is whether the thread
-        blocks of a cluster split k; ``extra_us`` is further time of the busiest thread block.
+        blocks of a cluster split k; ``extra_us`` is further time of the busiest thread block, and
+        ``end_us`` is time after all loads, which overlaps with none of them.
         """
         area = tiles.block_m * tiles.block_n
         busy_us = tiles.waves * ceil(tiles.row_bytes / ROW_BYTES)
@@ -134,7 +143,7 @@ class RingModel:
         busy_us += tiles.stored * self.store_us * area / (128 * 256) + extra_us
         dram = gpu.bandwidth * self.dram_share / 1e6  # bytes a microsecond
         memory_us = bytes_moved / dram + _unshared_us(tiles, gpu, dram)
-        return self.start_us + self._together(busy_us, memory_us)
+        return self.start_us + _norm(self.memory_order, busy_us, memory_us) + end_us
 
     def _k_block_us(self, tiles: Tiles, gpu: Gpu, dtype: str, slowdown: float) -> float:
         """A k-block of a tile. Nothing is loaded for what is outside of the product."""
@@ -144,18 +153,15 @@ class RingModel:
         inside_m, inside_n = min(tiles.block_m, tiles.rows), min(tiles.block_n, tiles.cols)
         port_us = (inside_m + inside_n) * ROW_BYTES / self.port_bytes_per_us
         l2_rows = inside_m / tiles.cluster_n + inside_n / tiles.cluster_m
-        l2_us = l2_rows * ROW_BYTES / self.l2_bytes_per_us * min(tiles.thread_blocks / gpu.sms, 1)
+        busy = min(tiles.thread_blocks / gpu.sms, 1.0)
+        l2_us = l2_rows * ROW_BYTES / self.l2_bytes_per_us * busy**self.l2_power
         l2_us += tiles.outside * OUTSIDE * ROW_BYTES / self.l2_bytes_per_us
         if tiles.row_bytes % ROW_BYTES:
             is_split = tiles.row_bytes % SECTOR_BYTES
             l2_us *= self.split_sectors if is_split else self.split_lines
         if tiles.cluster_m * tiles.cluster_n > 1:
             slowdown *= self.cluster
-        return self._together(operations / rate * 1e6 * slowdown, port_us, l2_us)
-
-    def _together(self, *times: float) -> float:
-        """The time of what runs at once: between the longest of ``times`` and their sum."""
-        return float(sum([time**self.order for time in times]) ** (1 / self.order))
+        return _norm(self.order, operations / rate * 1e6 * slowdown, port_us, l2_us)
 
     @lru_cache(maxsize=64)  # noqa: B019  (models are few, and live as long as the process)
     def _tile_rate(self, block_n: int) -> float:
@@ -165,6 +171,11 @@ class RingModel:
         wide, high = next((each for each in self.tile_rates if each[0] >= block_n),
                           self.tile_rates[-1])  # fmt: skip
         return low + (high - low) * (block_n - narrow) / max(wide - narrow, 1)
+
+
+def _norm(order: float, *times: float) -> float:
+    """The time of what runs at once: between the longest of ``times`` and their sum."""
+    return float(sum([time**order for time in times]) ** (1 / order))
 
 
 def _unshared_us(tiles: Tiles, gpu: Gpu, dram: float) -> float:
@@ -192,6 +203,7 @@ BITS_16 = RingModel(
     tensor_share=1.08,
     tile_rates=((16, 0.25), (32, 0.45), (48, 0.6), (64, 0.76), (96, 0.85), (128, 0.93), (256, 1.0)),
     l2_bytes_per_us=125e3,
+    l2_power=1.0,
     port_bytes_per_us=190e3,
     split_lines=1.3,
     split_sectors=2.4,
@@ -199,10 +211,12 @@ BITS_16 = RingModel(
     store_us=1.23,
     dram_share=0.875,
     order=2.5,
+    memory_order=2.5,
     split_k_block=1.3,
     cluster_barrier_us=0.8,
     cluster_bytes_per_us=28e3,
     last_sums_us=1.2,
+    part_us=0.0,
     partial_bytes_per_us=20e3,
 )
 """Operands of 16 bits, fitted to 1,543 times of 44 random problems with 17 to 7,241 rows, screened
@@ -214,6 +228,7 @@ BITS_8 = RingModel(
     tensor_share=1.34,
     tile_rates=((16, 0.89), (64, 0.78), (128, 0.87), (256, 1.0)),
     l2_bytes_per_us=92e3,
+    l2_power=1.0,
     port_bytes_per_us=221e3,
     split_lines=1.3,
     split_sectors=1.3,
@@ -221,10 +236,12 @@ BITS_8 = RingModel(
     store_us=0.31,
     dram_share=0.926,
     order=1.96,
+    memory_order=1.96,
     split_k_block=1.3,
     cluster_barrier_us=0.8,
     cluster_bytes_per_us=28e3,
     last_sums_us=3.0,
+    part_us=0.0,
     partial_bytes_per_us=45e3,
 )
 """Operands of 8 bits with block scales, fitted to 434 times of 15 random problems with 8 to 7,128

@@ -10,14 +10,15 @@ same for all kernels, and a kernel that raced in more such problems is not more 
 
 The portfolio is what a call chooses from. One that serves the measured problems alone may lack
 tiles for sizes that nobody raced; a widened one also serves random problems, whose times are
-predicted.
+predicted. It knows measured problems by predictions, too: a call of such a problem has the rows of
+its own, and a call of a neighbour chooses by predictions.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache, partial
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import lru_cache, partial, reduce
 from math import exp, log
 from typing import Any, NamedTuple
 
@@ -141,8 +142,10 @@ def fit(
     is_drawn = any(axis.drawn for axis in entry.axes)
     coefficients = {_short(name): _line(points[name], is_drawn) for name in sorted(points)}
     if widened:
+        measured = Table.of([_known_estimates(problem, gpu) for problem in times])
         random = _random_estimates(entry.name, gpu)
-        table = table.beside(_doubted(random, coefficients, caution))
+        predicted = [_doubted(each, coefficients, caution) for each in (measured, random)]
+        table = reduce(Table.beside, predicted, _naive_winners(table))
     portfolio = cover(table, MAX_PORTFOLIO)
     members = tuple(Member(_short(name), config) for name, config in portfolio)
     return Calibrated(rule, {}, coefficients, members, widened, caution)
@@ -156,6 +159,18 @@ def _doubted(estimates: Table, coefficients: Mapping[str, Coefficients], caution
         if line is not None:
             log_us[rows] = line.log_predict(estimates.log_us[rows]) + log(line.doubt(caution))
     return Table(estimates.contestants, log_us)
+
+
+def _naive_winners(table: Table) -> Table:
+    """The times of naive variants that are the least of their problems."""
+    naive = [number for number, (name, _) in enumerate(table.contestants) if _is_naive(name)]
+    least, times = table.log_us.min(axis=0, initial=np.inf), table.log_us[naive]
+    won = np.where(times <= least, times, np.inf)
+    return Table([table.contestants[number] for number in naive], won)
+
+
+def _is_naive(name: str) -> bool:
+    return name.endswith(f"/{NAIVE}")
 
 
 def _points(times: Times, gpu: Gpu) -> dict[str, list[Point]]:
@@ -198,22 +213,31 @@ def _random_estimates(name: str, gpu: Gpu) -> Table:
     entry = catalog.entry(name)
     if entry.random_problem is None:
         return Table.of([])
-    implementations = [
-        each
-        for each in catalog.implementations(name)
-        if each.serves(gpu.arch) and not receipts.doubt(each) and each.variant != NAIVE
-    ]
     problems = map(partial(as_called, entry), draw(entry, RANDOM_SEED, RANDOM_PROBLEMS))
-    return Table.of(
-        [
-            {
-                (each.name, config): each.estimate(problem, config, gpu)
-                for each in implementations
-                for config in each.configs(problem, gpu)
-            }
-            for problem in problems
-        ]
-    )
+    return Table.of([_estimates(problem, gpu) for problem in problems])
+
+
+def _estimates(problem: Problem, gpu: Gpu) -> dict[Contestant, float]:
+    """Estimates in microseconds of what is worth a try for ``problem``.
+
+    Implementations that share a space and what is promising in it are searched once.
+    """
+    found: dict[Contestant, float] = {}
+    promising: dict[Hashable, list[Config]] = {}
+    for each in catalog.implementations(problem.entry):
+        if not each.serves(gpu.arch) or receipts.doubt(each) or _is_naive(each.name):
+            continue
+        shared = id(each.space), each.illegal, each.unpromising
+        if shared not in promising:
+            promising[shared] = list(each.promising(problem, gpu))
+        for config in promising[shared]:
+            if each.too_slow(config, problem, gpu) is None:
+                found[each.name, config] = each.estimate(problem, config, gpu)
+    return found
+
+
+_known_estimates = lru_cache(maxsize=1024)(_estimates)
+"""Each measured problem is asked for again and again, where fits leave out a bucket each."""
 
 
 @lru_cache(maxsize=1 << 14)

@@ -3,7 +3,8 @@
 A model is fitted to some problems and judged on others: each measured problem is served without the
 rows of its bucket, once by each rule. The rule that loses least is kept. Rules that ask the model
 must lose less than the winner of the nearest problem, which needs no model; clearly less if the
-portfolio knows measured problems only. A portfolio that also serves random problems is kept unless
+portfolio knows measured problems only. Of the two such rules a widened portfolio has the one that
+likely loses less. A portfolio that also serves random problems is kept unless
 it loses clearly more on the measured ones, and a model has the caution with which it likely loses
 least: where the chosen configuration has not raced, by its estimate.
 
@@ -75,6 +76,14 @@ class _Judged:
         """The least likely loss of the rules that ask the model."""
         return min(_likely(each) for rule, each in self.found.items() if rule != NEAREST)
 
+    @property
+    def best_of_models(self) -> str:
+        """The rule that asks the model and loses least: likely, where it serves random problems."""
+        asking = [rule for rule in RULES if rule != NEAREST]
+        if self.widened:
+            return min(asking, key=lambda rule: _likely(self.found[rule]))
+        return min(asking, key=lambda rule: self.losses[rule].mean)
+
 
 def calibrate(entry: Entry, sku: str) -> Calibration:
     """Fits and judges the model of ``entry`` on ``sku``."""
@@ -96,8 +105,7 @@ def calibrate(entry: Entry, sku: str) -> Calibration:
         return wide if wide.least <= narrow.least + WIDENED_MARGIN else narrow
 
     kept = min((widest(caution) for caution in CAUTIONS), key=lambda each: each.likely_of_models)
-    losses = kept.losses
-    best = min(RULES, key=lambda rule: losses[rule].mean)
+    losses, best = kept.losses, kept.best_of_models
     margin = 0.0 if kept.widened else MARGIN
     rule = best if losses[best].mean < losses[NEAREST].mean - margin else NEAREST
     model = fit(entry, rows.gpu, rows.times, rule, kept.widened, kept.caution)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
-from kernelcat.catalog.cost_model import BANDWIDTH_EFFICIENCY, L2_TO_DRAM
+from kernelcat.catalog.cost_model import L2_TO_DRAM
 from kernelcat.catalog.implementation import Config
 from kernelcat.runtime.gpu import KB, Gpu
 
@@ -37,7 +37,10 @@ ring_kb : KB of weights in flight at most. Less than all shared memory leaves ro
     kernel, which begins to load its weights while this one runs.
 """
 
-LATENCY_US = 1.0
+BANDWIDTH_SHARE = 0.81
+"""Part of the peak DRAM bandwidth that the copies of rows reach. This and the numbers below are
+fitted to 152 times of `gemm` on an H200."""
+LATENCY_US = 0.9
 """From the start of a copy to its data, when all SMs copy; also of a load of activations."""
 SUM_US = 0.3
 """Adding up the sums of all warps after a barrier, once a round."""
@@ -47,13 +50,15 @@ CHUNK_US = 0.04
 """Two products of mma.sync that depend on each other."""
 COPY_US = 0.025
 """The producer warp's time for the copy of one row."""
+PORT_BYTES_PER_US = 45e3
+"""Bytes of weights and activations that an SM takes in a microsecond."""
 STAGE_ISSUES = 30
 """Instructions of a warp for each stage beside loads and products: waiting, and releasing."""
 CHUNK_ISSUES = 6
 """Instructions of a warp that load 32 columns of eight rows."""
 TILE_ISSUES = 6
 """Instructions of a warp for 32 columns of eight rows and 16 tokens."""
-ISSUE_US = 1.5e-4
+ISSUE_US = 1.4e-4
 """Time of an SM's four schedulers for an instruction."""
 
 
@@ -177,14 +182,16 @@ class StreamedProduct:
             return 0.0
         weight_bytes, x_bytes = 2 * self.rows * self.k, 2 * self.tokens * self.k
         rate = min(
-            BANDWIDTH_EFFICIENCY * gpu.bandwidth * 1e-6,
+            BANDWIDTH_SHARE * gpu.bandwidth * 1e-6,
             self.grid * self.num_stages * stage_bytes(self.stage_cols) / LATENCY_US,
         )
         l2_bytes = weight_bytes + self.grid * self.num_rounds * x_bytes
         l2_us = l2_bytes / (0.6 * L2_TO_DRAM * gpu.bandwidth) * 1e6
         num_stages = self._block_groups * ceil(self.k / self.stage_cols)
         issue_us = num_stages * max(self._stage_issues * ISSUE_US, GROUP_ROWS * COPY_US)
-        stream_us = max(weight_bytes / rate, l2_us, issue_us) + num_stages * STAGE_US
+        block_bytes = 2 * self.k * (GROUP_ROWS * self._block_groups + self.num_rounds * self.tokens)
+        port_us = block_bytes / PORT_BYTES_PER_US
+        stream_us = max(weight_bytes / rate, l2_us, issue_us, port_us) + num_stages * STAGE_US
         last_us = self._stage_issues * ISSUE_US + self.num_chunks * CHUNK_US
         return LATENCY_US + stream_us + last_us + self.num_rounds * (LATENCY_US + SUM_US)
 

@@ -22,7 +22,7 @@ from kernelcat.kernels.cuda.flashmla.wgmma import (
 )
 from kernelcat.runtime.gpu import Gpu
 
-START_US = 1.0
+START_US = 1.3
 """Microseconds of a thread block to find its work; the first queries and keys and the results are
 in the cost of a piece."""
 

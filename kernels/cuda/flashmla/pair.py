@@ -48,7 +48,7 @@ SCALE_BYTES = 3 * 16 * BLOCK
 TILE_US = {(1, False): 1.55, (2, False): 2.1, (1, True): 2.3, (2, True): 2.9}
 """Microseconds of a cluster for a KV tile, by the number of warpgroups that have rows, and by
 whether it is packed."""
-FIRST_US, CHANGE_US = 5.0, 2.7
+FIRST_US, CHANGE_US = 3.7, 2.3
 """Microseconds of a cluster for the queries and results of its first row tile, and between two."""
 
 SPACE = {"least": (1, 2, 4, 8), "combine": (False, True)}

@@ -30,7 +30,7 @@ kPieceCost of dealt_list.cuh."""
 
 BLOCK_N = 64
 """Tokens of a KV tile where teams have as many."""
-RUN = 1.8
+RUN = 1.5
 """Short sequences that follow each other, for a natural logarithm of the number of sequences, where
 most are short. With the lengths of 30 raced problems the busiest team had 0.6 to 1.7 of the pieces
 that follow."""
@@ -40,15 +40,15 @@ TASK_BYTES = 16
 COMBINE_THREADS = 512
 COMBINE_BLOCKS_PER_SM = {"combine": 2, "merge": 3}
 """Thread blocks of each second kernel, which keep enough loads in flight."""
-COMBINE_US = 4.0
+COMBINE_US = 5.2
 """Microseconds of the second kernel."""
-PARTIAL_ROW_US = 1e-3
+PARTIAL_ROW_US = 0.9e-3
 """Microseconds to write a row's partial result and to read it in the second kernel. This and the
 kernels' times of a KV tile are fitted to 164 times on an H100 and an H200."""
-FEW_PARTS, MANY_PARTS_US = 8, 2.0
+FEW_PARTS, MANY_PARTS_US = 8, 1.4
 """Parts of a row that a warp of `combine` adds up alone; microseconds of a thread block for 128
 columns of a row that has more."""
-PART_US = 3.8
+PART_US = 2.8
 """Microseconds of the last thread block for a partial result of 64 rows."""
 MAX_READS = 4
 """Row tiles of a sequence whose reads of the same keys are counted; further ones read from L2."""

@@ -54,9 +54,9 @@ THREADS = 384
 SHARED_BYTES = 28 * BLOCK * 2 * COLUMNS + 3072
 """Queries, two KV tiles, two tiles of weights; then barriers and alignment."""
 
-TILE_US = 1.73
+TILE_US = 1.63
 """Microseconds of a thread block for a KV tile."""
-FIRST_US, CHANGE_US = 3.0, 4.8
+FIRST_US, CHANGE_US = 3.9, 5.2
 """Microseconds of a thread block for the queries and results of its first row tile, and between two
 row tiles: results are stored and the first scores multiplied while nothing else is."""
 MISSED, L2_COPIES = 0.9, 2

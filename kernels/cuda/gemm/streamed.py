@@ -55,14 +55,8 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     return unpromising_product(_product(problem, config, gpu))
 
 
-MORE_ROWS = 1.08
-"""Time over the model's for more than eight rows of A: 1.03 to 1.19 in 14 of 17 random products on
-an H100 and an H200, whose results are not tiny."""
-
-
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    us = _product(problem, config, gpu).us(gpu)
-    return us * MORE_ROWS if problem["M"] > 8 else us
+    return _product(problem, config, gpu).us(gpu)
 
 
 IMPLEMENTATION = Implementation(

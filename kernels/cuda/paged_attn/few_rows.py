@@ -18,8 +18,6 @@ TABLE_LOADS = 4
 """Entries of the block table that a thread copies where there is a window."""
 TILE_US = 0.15
 """Microseconds of a warp for scores, softmax and products of 32 tokens of 64 elements."""
-SM_BANDWIDTH = 60e9
-"""Bytes per second that reach one SM while others have nothing to read."""
 GPC_SMS = 14
 """SMs of the smallest graphics processing cluster (GPC); a cluster lies within one GPC."""
 NO_OVERLAP_US = 1.0

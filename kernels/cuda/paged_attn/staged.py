@@ -14,7 +14,6 @@ from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.common.paged_cache import mean_context, num_rows
 from kernelcat.kernels.cuda.paged_attn.few_rows import (
     NO_OVERLAP_US,
-    SM_BANDWIDTH,
     TABLE_LOADS,
     next_launch_fits,
     passes,
@@ -35,21 +34,27 @@ from kernelcat.runtime.gpu import Gpu
 
 RELEASE_US, LOOK_UP_US = 1.1, 0.1
 """Microseconds from a launch's end until the next one may read, and until its tokens are found."""
-DRAM_US, L2_US = 0.8, 0.3
+DRAM_US, L2_US = 0.7, 0.25
 """Microseconds until the first bytes come from DRAM, and from L2."""
+SM_BANDWIDTH = 95e9
+"""Bytes per second that reach one SM, whose warps copy asynchronously."""
 AHEAD_US = 1.3
 """Microseconds from when a launch may read until the next one has asked for its pages."""
-MERGE_US, CLUSTER_MERGE_US = 0.6, 0.7
+MERGE_US, CLUSTER_MERGE_US = 0.9, 0.65
 """Microseconds of the merge of a thread block's warps, for each 1,024 elements of its rows, and of
-a cluster's thread blocks. `MERGE_US`, `NEXT_US`, `NEXT_SHARE` and `OVERLAP` are fitted to 67 races
-of an H100 and an H200."""
-NEXT_US = 1.5
+a cluster's thread blocks. These numbers and the other times are fitted to 159 times of 60 problems,
+most of them of an H200."""
+NEXT_US = 1.25
 """Microseconds that an SM loses where one thread block ends and the next begins: its length, table
 and queries come from DRAM one after another, and no launch before it hides that."""
-NEXT_SHARE = 0.5
+NEXT_SHARE = 0.4
 """Part of the passes of later thread blocks that those beside them do not hide."""
-OVERLAP = 1.5
+OVERLAP = 1.25
 """Order of the norm that adds up what thread blocks wait for and the bytes of all of them."""
+MAX_AHEAD_BYTES = 4e6
+"""Bytes up to which a launch has asked for all of its pages before it may read: 25 MB that were
+asked for early took 1.9 times as long as predicted (6 sequences of 15,904 tokens, a window of
+4,096)."""
 LARGE_CLUSTER, LARGE_CLUSTER_FIT = 8, 0.84
 """Clusters of so many thread blocks or more fill such a part of the SMs: each lies in one GPC."""
 
@@ -137,9 +142,15 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     blocks = clusters * cluster
     if cluster > 1 and blocks > gpu.sms * blocks_per_sm:
         return f"smaller clusters than {cluster} fill the SMs"
-    if config["ahead"] and (not sizes.window or blocks > gpu.sms):
+    if config["ahead"] and not _asks_early(problem, blocks, gpu):
         return "pages that are asked for early pay for windows of few sequences only (measured)"
     return None
+
+
+def _asks_early(problem: Problem, blocks: int, gpu: Gpu) -> bool:
+    """Whether all pages are here before the launch may read, if ``blocks`` thread blocks ask."""
+    is_small = _work(problem).bytes_moved <= MAX_AHEAD_BYTES
+    return bool(problem["window"]) and blocks <= gpu.sms and is_small
 
 
 def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
@@ -184,7 +195,8 @@ def _work(problem: Problem) -> _Work:
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """What a chain of launches waits for, and the bytes, which come from L2 with ``ahead``.
+    """What a chain of launches waits for, and the bytes, which come from L2 with ``ahead``: those
+    of all, as fast as memory, or those of the longest sequence, as fast as one SM.
 
     The first thread block of an SM has the longest sequence, the others have mean ones.
     """
@@ -195,7 +207,7 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     blocks, fits = clusters * cluster, next_launch_fits(clusters, cluster, blocks_per_sm, gpu)
     room = gpu.sms * blocks_per_sm * (LARGE_CLUSTER_FIT if cluster >= LARGE_CLUSTER else 1.0)
     waves = ceil(clusters / max(room // cluster, 1))
-    is_ahead = config["ahead"] and fits and 2 * bytes_moved <= gpu.l2_bytes
+    is_ahead = config["ahead"] and fits and bytes_moved <= MAX_AHEAD_BYTES
     pass_us = (L2_US if is_ahead else DRAM_US) + tile_us(problem, config, blocks, gpu)
     merge_us += CLUSTER_MERGE_US if cluster > 1 else 0.0
     waits_us = LOOK_UP_US + passes(problem, config) * pass_us + merge_us
@@ -204,7 +216,8 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
         waits_us += (waves - 1) * (NEXT_US + merge_us + NEXT_SHARE * mean_passes * pass_us)
     dram = BANDWIDTH_EFFICIENCY * gpu.bandwidth
     rate = min(dram * (L2_TO_DRAM if is_ahead else 1.0), min(blocks, gpu.sms) * SM_BANDWIDTH)
-    stream_us = bytes_moved / rate * 1e6
+    longest_bytes = _sizes(problem).visible * _sizes(problem).token_bytes / cluster
+    stream_us = max(bytes_moved / rate, longest_bytes / SM_BANDWIDTH) * 1e6
     total_us = RELEASE_US + (waits_us**OVERLAP + stream_us**OVERLAP) ** (1 / OVERLAP)
     total_us += 0.0 if fits else NO_OVERLAP_US
     if not is_ahead:

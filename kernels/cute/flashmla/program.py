@@ -204,19 +204,19 @@ def row_bytes(problem: Problem) -> int:
     return PACKED if is_packed(problem) else 2 * ROW
 
 
-START_US = 2.5
+START_US = 2.0
 """Microseconds of a thread block to load queries and a first tile, and to store the result."""
-MERGE_US = 1.9
+MERGE_US = 1.8
 """Microseconds of the second kernel, which merges the splits."""
-PARTIAL_ROW_US = 1.6e-3
+PARTIAL_ROW_US = 1.35e-3
 """Microseconds to write a row's partial result and to read it in the second kernel. This and the
 times of a tile are fitted to 271 times on an H100 and an H200."""
-IDLE_US = 0.5
+IDLE_US = 0.9
 """Microseconds of a thread block that reads a length and ends; those of a cluster wait for each
 other."""
 
 
-QUEUE = 0.4
+QUEUE = 0.35
 """Share of the others' work after which a thread block of the longest sequence begins, where not
 all of them run at once: sequences come in any order."""
 

@@ -75,12 +75,15 @@ NAIVE = Implementation(
 
 # split ------------------------------------------------------------------------------------------
 
-BEGIN_END_US = 1.0
+BEGIN_END_US = 1.25
 """From the start of a thread block to its first tile, and from its last one to its end."""
-ARRIVE_US, PART_US = 1.5, 0.128
+ARRIVE_US, PART_US = 1.0, 0.155
 """Microseconds until the last thread block of a tile knows that it is the last one, and for each
 part that its threads add up: each thread loads a vector of one part after another, and takes its
 next vector when it is done."""
+EMPTY_US = 1.6
+"""Microseconds of a thread block that finds no rows: a grid has row tiles of the longest chunk for
+each sequence."""
 MERGED_ELEMENTS = 4 * 32 * WARPS
 """Elements of rows of which each thread has one vector."""
 
@@ -140,6 +143,7 @@ def _split_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     bytes_us = moved / (rate * BANDWIDTH_EFFICIENCY) * 1e6
     products_us = math_us(problem, seen * problem["kv_heads"], ctas, gpu)
     tiles_us = chain_us(problem, config, ceil(ctas / resident), seen / tiles, 0.0)
+    tiles_us += EMPTY_US * (num_tiles(problem) * splits - ctas) / resident
     steady_us = overlapped_us(tiles_us, max(bytes_us, products_us))
     return LAUNCH_US + BEGIN_END_US + steady_us + merge_us
 
@@ -168,9 +172,9 @@ SPLIT = Implementation(
 CLUSTERS = (16, 8, 4, 2)
 GPC_SMS = 16
 """SMs of most graphics processing clusters; a cluster of thread blocks lies within one."""
-ALONE = 0.8
+ALONE = 0.77
 """Part of its bandwidth that an SM reaches with one thread block, which waits at every tile."""
-EXCHANGE_US = 3.0
+EXCHANGE_US = 4.0
 """Microseconds of the exchange of 64 rows of 128 elements, in four-float messages."""
 SM_BANDWIDTH = 60e9
 """Bytes a second that one SM can load while the other SMs load nothing."""

@@ -237,22 +237,21 @@ def bandwidth_share(problem: Problem, config: Config, ctas: float) -> float:
     return float(tile_efficiency * min(1.0, (bytes_in_flight / BYTES_IN_FLIGHT) ** 0.5))
 
 
-TILE_US = 0.32
+TILE_US = 0.22
 """Microseconds that a thread block waits at each tile of tokens: barriers and the block table."""
 TILE_WORK_US = 0.32
 """Microseconds for products and softmax of 16 rows, 64 tokens and 128 elements of a head."""
-CROWDED = 1.6
-"""How much longer tiles of 64 rows take, since thread blocks of one SM wait for its tensor cores;
-fitted to 14 races of chunks and prompts."""
-STAGE_US = 0.75
+CAPPED = 2.6
+"""How much longer these take with a softcap."""
+STAGE_US = 0.58
 """Microseconds from the request of a stage until it is there."""
-NEXT_US, NEXT_SHARE = 1.2, 0.4
+NEXT_US, NEXT_SHARE = 2.2, 0.44
 """Microseconds between two thread blocks in one place of an SM, and the part of the tiles of later
 thread blocks that those beside them do not hide."""
-OVERLAP = 2.3
+OVERLAP = 2.5
 """Order of the norm that adds up the tiles of one thread block, and the bytes or the products of
-all. These numbers are fitted to 43 races of `split` on an H100 and an H200."""
-MMA_EFFICIENCY = 0.35
+all. These numbers are fitted to 259 times of `split` and `cluster` on an H200."""
+MMA_EFFICIENCY = 0.28
 """Part of the tensor cores' peak that mma.sync with ldmatrix reaches on Hopper."""
 
 
@@ -264,8 +263,8 @@ def chain_us(problem: Problem, config: Config, waves: int, mean: float, end_us: 
     """
     block_n, splits, block_m = config["block_n"], config["splits"], tile_rows(problem)
     work = block_n * problem["head_dim"] * block_m / (64 * 128 * 16)
+    work *= CAPPED if problem["softcap"] else 1.0
     tile_us = max(TILE_US + TILE_WORK_US * work, STAGE_US / (config["stages"] - 1))
-    tile_us *= CROWDED if block_m == 64 else 1.0
     longest_us = ceil(ceil(most_visible(problem) / block_n) / splits) * tile_us + end_us
     if waves == 1:
         return longest_us

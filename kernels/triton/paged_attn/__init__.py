@@ -234,15 +234,23 @@ TILE_US = 0.84
 This and the next numbers are fitted to 35 races of an H100 and an H200."""
 TILE_LOAD_US, TILE_ROWS = 0.45, 0.16
 """Microseconds for 64 tokens of 128 elements, and the part of it that 16 rows of products add."""
+CAPPED = 2.0
+"""How much longer that takes with a softcap."""
+NEXT_SHARE = 0.5
+"""Part of the tiles of later programs that those beside them do not hide."""
 START_END_US, WAVE_US = 3.4, 1.2
 """From the launch to the first scores, and from the last values to the end; and of each wave of
 programs, also of those that find no rows."""
 OVERLAP = 1.85
 """Order of the norm that adds up the tiles of a program, and the bytes or the work of all."""
-SPLIT_ROWS = 0.6
-"""Power by which programs of `split` slow down with the rows of their tiles; fitted to 8 races."""
-SPLIT_US = 7.0
+SPLIT_ROWS = 0.75
+"""Power by which programs of `split` slow down with the rows of their tiles. This and the next
+numbers are fitted to 120 times of 30 problems on an H200."""
+SPLIT_US = 9.0
 """Until programs know their ranges, and from the last partial result to the merged one."""
+PART_US, PART_SIZE = 0.35, 0.7
+"""Microseconds in which the last program of a head adds up a partial result of 16 rows of 128
+elements, one after another, and the power by which larger ones take longer."""
 
 
 def _bytes_us(problem: Problem, gpu: Gpu) -> float:
@@ -254,13 +262,22 @@ def _bytes_us(problem: Problem, gpu: Gpu) -> float:
 def _tile_us(problem: Problem, config: Config) -> float:
     """The time in which one program of `tiled` goes through a tile of tokens."""
     size = config["block_n"] / 64 * problem["head_dim"] / 128
+    size *= CAPPED if problem["softcap"] else 1.0
     return float(TILE_US + TILE_LOAD_US * size * (1 + TILE_ROWS * config["block_m"] / 16))
+
+
+def _tiles(problem: Problem, config: Config) -> tuple[int, float]:
+    """Row tiles of one key-value head, and the tiles of tokens that each of them sees on average:
+    the last one is half empty."""
+    row_tiles, tokens = tiles_seen(problem, config["block_m"])
+    return row_tiles, max(tokens / row_tiles / config["block_n"] + 0.5, 1.0)
 
 
 def _busy_us(problem: Problem, config: Config, programs: int, gpu: Gpu) -> float:
     """The time of products, softmax and decoding: every row tile reads all of its tokens."""
     busy = min(programs, gpu.sms)
-    tokens = tiles_seen(problem, config["block_m"])[1] * problem["kv_heads"]  # of all row tiles
+    row_tiles, tiles = _tiles(problem, config)
+    tokens = row_tiles * tiles * config["block_n"] * problem["kv_heads"]
     scores = tokens * config["block_m"]
     flops = 4 * problem["head_dim"] * scores
     math_us = flops / (gpu.flops[problem["dtype"]] * MMA_EFFICIENCY * busy / gpu.sms) * 1e6
@@ -291,20 +308,24 @@ def _estimate_tiled(tma: bool, problem: Problem, config: Config, gpu: Gpu) -> fl
         return cost_model.LAUNCH_US
     row_tiles = ceil(_max_rows(problem) / config["block_m"])
     programs = row_tiles * problem["kv_heads"] * problem["batch"]
-    busy = tiles_seen(problem, config["block_m"])[0] * problem["kv_heads"]  # programs with rows
+    head_row_tiles, mean_tiles = _tiles(problem, config)
+    busy = head_row_tiles * problem["kv_heads"]  # programs with rows
     work_us = _busy_us(problem, config, busy, gpu)
     if config["block_m"] >= 64 and not tma:
         work_us *= 1.1  # addresses of rows, which TMA works out
     waves = ceil(programs / _residents(problem, config, gpu))
     longest_tiles = ceil(most_visible(problem) / config["block_n"])
-    chain_us = longest_tiles * _tile_us(problem, config) + (waves - 1) * WAVE_US
+    tile_us = _tile_us(problem, config)
+    later_us = WAVE_US + NEXT_SHARE * mean_tiles * tile_us * busy / programs
+    chain_us = longest_tiles * tile_us + (waves - 1) * later_us
     steady_us = max(_bytes_us(problem, gpu), work_us)
     us = (chain_us**OVERLAP + steady_us**OVERLAP) ** (1 / OVERLAP)
     return float(cost_model.LAUNCH_US + START_END_US + us)
 
 
 def _estimate_split(tma: bool, problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Bytes or work, divided evenly; few bytes in flight do not cover the latency of memory."""
+    """Bytes or work, divided evenly, and the merge of the longest sequence's parts; few bytes in
+    flight do not cover the latency of memory."""
     if _is_empty(problem):
         return cost_model.LAUNCH_US
     stage_bytes = 2 * config["block_n"] * row_bytes(problem)
@@ -314,7 +335,17 @@ def _estimate_split(tma: bool, problem: Problem, config: Config, gpu: Gpu) -> fl
     work_us = _busy_us(problem, config, gpu.sms, gpu)
     program_us = ENTRY.bytes_moved(problem) / (programs * PROGRAM_BANDWIDTH) * 1e6
     us = max(max(_bytes_us(problem, gpu), program_us) / flow, work_us)
-    return float(cost_model.LAUNCH_US + SPLIT_US + us * (config["block_m"] / 16) ** SPLIT_ROWS)
+    us *= (config["block_m"] / 16) ** SPLIT_ROWS
+    return float(cost_model.LAUNCH_US + SPLIT_US + us + _merge_us(problem, config, programs))
+
+
+def _merge_us(problem: Problem, config: Config, programs: int) -> float:
+    """The time in which one program of `split` merges the parts of the longest sequence."""
+    row_tiles, tiles = _tiles(problem, config)
+    share = max(row_tiles * tiles * problem["kv_heads"] / programs, 1.0)
+    parts = most_visible(problem) / config["block_n"] / share
+    size = config["block_m"] * problem["head_dim"] / (16 * 128)
+    return float(PART_US * size**PART_SIZE * parts) if parts > 1 else 0.0
 
 
 ARCHS = ("sm_80+",)
