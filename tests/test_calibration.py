@@ -21,6 +21,7 @@ from kernelcat.catalog.implementation import Config
 from kernelcat.cli import main
 from kernelcat.errors import StoreError
 from kernelcat.reference.gemm import product
+from kernelcat.report import calibration as fitting
 from kernelcat.report.calibration import FEW_ROWS, Point, _line, _points, fit, raced
 from kernelcat.report.explain import Explanation
 from kernelcat.report.left_out import LeftOut, Rows, left_out
@@ -245,6 +246,31 @@ def test_random_races_decide_where_estimates_contradict_the_nearest_winner(
     )  # fmt: skip
     found = calibrating.calibrate(ENTRY, "h200").model
     assert found.rule == rule and found.judged[NEAREST].mean == 0.0
+
+
+def test_a_widened_portfolio_knows_measured_problems_by_predictions(monkeypatch) -> None:
+    """What has raced is the least promising configuration that is worth a try."""
+    monkeypatch.setattr(fitting, "_random_estimates", lambda name, gpu: Table.of([]))
+    wgmma = catalog.implementation("gemm", "cuda", "wgmma")
+    estimates = {c: wgmma.estimate(PROBLEM, c, H200) for c in wgmma.configs(PROBLEM, H200)}
+    worst = max(estimates, key=lambda config: estimates[config])
+    times = {PROBLEM: {(wgmma.name, worst): estimates[worst]}}
+    raced_member = Member("cuda/wgmma", worst)
+    assert fit(ENTRY, H200, times, MODEL).portfolio == (raced_member,)
+    widened = fit(ENTRY, H200, times, MODEL, widened=True)
+    assert widened.portfolio and raced_member not in widened.portfolio
+
+
+def test_of_two_rules_that_ask_a_widened_model_the_one_that_likely_loses_less_is_kept(
+    monkeypatch,
+) -> None:
+    """The nearest winner's variant is fast, and its configuration is for other sizes."""
+    judged = {NEAREST: LeftOut("", "", "", 10.0, 12.0, None, 12.0),
+              NEAREST_THEN_MODEL: LeftOut("", "", "", 10.0, 10.1, None, 12.0),
+              MODEL: LeftOut("", "", "", 10.0, 10.5, None, 10.6)}  # fmt: skip
+    for is_wide, rule in ((True, MODEL), (False, NEAREST_THEN_MODEL)):
+        found = {each: [left] for each, left in judged.items()}
+        assert calibrating._Judged(is_wide, 1.5, found).best_of_models == rule
 
 
 @pytest.mark.parametrize(("bold_us", "caution"), [(10.4, 0.5), (10.5, 1.5), (10.6, 1.5)])
