@@ -261,9 +261,7 @@ def test_a_widened_portfolio_knows_measured_problems_by_predictions(monkeypatch)
     assert widened.portfolio and raced_member not in widened.portfolio
 
 
-def test_of_two_rules_that_ask_a_widened_model_the_one_that_likely_loses_less_is_kept(
-    monkeypatch,
-) -> None:
+def test_of_two_rules_that_ask_a_widened_model_the_one_that_likely_loses_less_is_kept() -> None:
     """The nearest winner's variant is fast, and its configuration is for other sizes."""
     judged = {NEAREST: LeftOut("", "", "", 10.0, 12.0, None, 12.0),
               NEAREST_THEN_MODEL: LeftOut("", "", "", 10.0, 10.1, None, 12.0),

@@ -1,7 +1,5 @@
-"""Estimates of `paged_attn`: what was the fastest of a race has the least of two estimates.
-
-All pairs are of one H200, and each kernel has its best raced configuration.
-"""
+"""Estimates of `paged_attn`: of two configurations that were timed on one H200, the faster one has
+the smaller estimate."""
 
 from __future__ import annotations
 
@@ -16,9 +14,9 @@ from kernelcat.runtime import gpu
 H200 = gpu.find("h200")
 
 
-def raced(pages: int, *shape: int, **axes: object) -> Problem:
-    """The problem of ``attention(*shape, **axes)`` whose cache has ``pages``."""
-    chunk = axes.pop("chunk", 0)
+def raced(pages: int, *shape: int, chunk: int = 0, **axes: object) -> Problem:
+    """The problem of ``attention(*shape, **axes)`` whose cache has ``pages``; with a ``chunk`` one
+    sequence has so many query tokens."""
     problem = attention(*shape, **axes)
     problem = with_chunk(problem, chunk) if chunk else problem
     return Problem.of("paged_attn", **{**problem.values, "pages": pages})

@@ -3,10 +3,10 @@
 A model is fitted to some problems and judged on others: each measured problem is served without the
 rows of its bucket, once by each rule. The rule that loses least is kept. Rules that ask the model
 must lose less than the winner of the nearest problem, which needs no model; clearly less if the
-portfolio knows measured problems only. Of the two such rules a widened portfolio has the one that
-likely loses less. A portfolio that also serves random problems is kept unless
-it loses clearly more on the measured ones, and a model has the caution with which it likely loses
-least: where the chosen configuration has not raced, by its estimate.
+portfolio knows measured problems only. Of two such rules a widened portfolio has the one that
+likely loses less. A portfolio that also serves random problems is kept unless it loses clearly more
+on the measured ones, and a model has the caution with which it likely loses least: where the chosen
+configuration has not raced, by its estimate.
 
 What a choice loses is its variant's best raced time over the fastest, which flatters the nearest
 winner: its configuration is one for other sizes. So where that winner seems to lose less, and

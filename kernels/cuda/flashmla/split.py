@@ -44,7 +44,7 @@ COMBINE_US = 5.2
 """Microseconds of the second kernel."""
 PARTIAL_ROW_US = 0.9e-3
 """Microseconds to write a row's partial result and to read it in the second kernel. This and the
-kernels' times of a KV tile are fitted to 164 times on an H100 and an H200."""
+kernels' other times are fitted to 476 times on an H200."""
 FEW_PARTS, MANY_PARTS_US = 8, 1.4
 """Parts of a row that a warp of `combine` adds up alone; microseconds of a thread block for 128
 columns of a row that has more."""

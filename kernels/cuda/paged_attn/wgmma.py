@@ -29,8 +29,8 @@ CONSUMER_REGISTERS = {2: 240, 3: 160}
 OTHER_REGISTERS = 32
 """Registers of a consumer thread beside scores, accumulators and weights."""
 EFFICIENCY = 1.0
-"""Fraction of the tensor cores' peak. This and the next numbers are fitted to 16 races of an H100
-and an H200."""
+"""Fraction of the tensor cores' peak. This and the next numbers are fitted to 123 times of 30
+problems on an H200."""
 SCORE_US, CAPPED_US = 2.8e-5, 4e-5
 """Microseconds of an SM for the softmax of a score that no product hides, and for its softcap."""
 START_US = 3.2
@@ -39,8 +39,7 @@ ROW_TILE_US = 2.6
 """Microseconds that a thread block loses between two row tiles."""
 SHARED = 0.9
 """Time of a token in a cluster of two, which loads keys and values once, over that of one thread
-block. This and the next number are fitted to 123 times of 30 problems on an H200, each against the
-others of its problem."""
+block. This and the next number are fitted to each time against the others of its problem."""
 KV_TILE_US = 0.27
 """Microseconds that a thread block waits at each KV tile."""
 

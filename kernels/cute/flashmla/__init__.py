@@ -152,10 +152,9 @@ SPLIT = Implementation(
 
 WGMMA_BLOCK = 64
 WGMMA_TILE_US = 1.95
-"""A tile of 64 rows and 64 tokens, at three fifths of the tensor cores' peak."""
-SCORES_FIRST = 1.0
-"""A tile's time where scores of the next tile are multiplied before values of this one, in prompts:
-0.89 to 0.94 in three named problems on an H200. Decoding gains nothing."""
+"""A tile of 64 rows and 64 tokens, at three fifths of the tensor cores' peak. Not in it is
+``scores_first``: 0.89 to 0.94 of the time in three named prompts on an H200, none in decoding, and
+none in the mean of all times."""
 WGMMA_WIDEN_US = 1.07
 """What a tile of packed rows takes longer."""
 WGMMA_SPLITS = (1, 2, 3, 4, 6, 8, 11, 16, 22, 32, 44, 64)
@@ -215,9 +214,8 @@ def _wgmma_us(
     An SM has one thread block, so no product runs there while queries are loaded or results are
     stored.
     """
-    paired, first = (1.03, SCORES_FIRST) if is_causal else (0.95, 1.0)
+    paired = 1.03 if is_causal else 0.95
     tile_us = WGMMA_TILE_US * (paired if config["cluster"] > 1 else 1.0)
-    tile_us *= first if config["scores_first"] else 1.0
     tile_us += is_packed(problem) * WGMMA_WIDEN_US
     us = attend_us(
         problem, gpu, WGMMA_BLOCK, WGMMA_BLOCK, splits, gpu.sms, tile_us, 1.0, config["cluster"],

@@ -210,7 +210,7 @@ MERGE_US = 1.8
 """Microseconds of the second kernel, which merges the splits."""
 PARTIAL_ROW_US = 1.35e-3
 """Microseconds to write a row's partial result and to read it in the second kernel. This and the
-times of a tile are fitted to 271 times on an H100 and an H200."""
+other times are fitted to 399 times on an H200."""
 IDLE_US = 0.9
 """Microseconds of a thread block that reads a length and ends; those of a cluster wait for each
 other."""
