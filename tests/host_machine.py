@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -99,6 +99,10 @@ class Host:
     def is_capturing(self, stream: int) -> bool:
         """As the driver's."""
         return self.capturing
+
+    def capture_query(self) -> Callable[[int], bool]:
+        """As the driver's."""
+        return self.is_capturing
 
     def load(self, implementation, problem, config, where, device):
         if implementation.language in self.uninstalled:

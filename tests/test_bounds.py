@@ -177,7 +177,7 @@ def uncompiled(source: Any, arch: str) -> Artifact:
 
 @pytest.fixture
 def machine(library: Library, runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """torch on a machine whose H200 does nothing; operators remember 32 signatures."""
+    """torch on a machine whose H200 does nothing; operators remember 32 signatures, 8 choices."""
     torch = pytest.importorskip("torch")
     from host_machine import HostTorch
 
@@ -187,7 +187,7 @@ def machine(library: Library, runtime: Runtime, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(operator, "_gpu", lambda index: gpu.SKUS["h200"])
     monkeypatch.setattr(operator, "MAX_REMEMBERED", 32)
     monkeypatch.setattr(LeastEstimate, "MAX_REMEMBERED", 1)
-    monkeypatch.setattr(sharing.Choices, "MAX_REMEMBERED", 16)
+    monkeypatch.setattr(sharing.Choices, "MAX_REMEMBERED", 8)
     for name in ("_ops", "_scans"):
         monkeypatch.setattr(operator, name, {})
     monkeypatch.setattr(fast_path, "_missed", Bounded(32))

@@ -37,31 +37,42 @@ FLUSH_S = 30.0
 """Seconds between two writes while a program runs; a program that is killed loses at most these."""
 
 
+class ThreadTally:
+    """Calls and captured calls of one thread, and whether its next call is captured."""
+
+    __slots__ = ("calls", "captured", "is_capturing")
+
+    def __init__(self) -> None:
+        self.calls = self.captured = 0
+        self.is_capturing = driver.opened().capture_query()
+
+
 class Tally:
     """Calls and captured calls of a use, by thread: threads never write the same number."""
 
-    __slots__ = ("calls", "captured", "use", "written")
+    __slots__ = ("threads", "use", "written")
 
     def __init__(self, use: Use) -> None:
         self.use = use
-        self.calls: dict[int, int] = defaultdict(int)
-        self.captured: dict[int, int] = defaultdict(int)
+        self.threads: dict[int, ThreadTally] = defaultdict(ThreadTally)
         self.written = (0, 0)
 
     def counts(self) -> tuple[int, int]:
         """Calls and captured calls so far."""
-        return sum([*self.calls.values()]), sum([*self.captured.values()])
+        threads = [*self.threads.values()]
+        return sum(each.calls for each in threads), sum(each.captured for each in threads)
 
     def counted(self, launch: Launch) -> Launch:
         """``launch`` that also counts."""
-        calls, captured, is_capturing = self.calls, self.captured, driver.opened().is_capturing
+        threads = self.threads
 
         def run(pointers: tuple[int, ...], stream: int) -> None:
             launch(pointers, stream)
-            if is_capturing(stream):
-                captured[get_ident()] += 1
+            mine = threads[get_ident()]
+            if mine.is_capturing(stream):
+                mine.captured += 1
             else:
-                calls[get_ident()] += 1
+                mine.calls += 1
 
         return run
 

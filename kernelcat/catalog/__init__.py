@@ -14,6 +14,7 @@ from kernelcat.catalog.discovery import (
     implementations,
     in_language,
     installed,
+    lacks_compiler,
     languages,
     names,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "implementations",
     "in_language",
     "installed",
+    "lacks_compiler",
     "languages",
     "names",
 ]

@@ -100,11 +100,18 @@ def in_language(name: str, language: str) -> tuple[Implementation, ...]:
         raise UnknownName(f"unknown language {language!r}{nearest(language, list(LANGUAGES))}")
     if language not in languages(name):
         return ()
-    compiler = _MODULES[language]
-    if language not in ahead and not installed(compiler):
-        raise MissingDependency(f"{language} needs the module {compiler!r}: {INSTALL[language]}")
+    if lacking := lacks_compiler(language):
+        raise MissingDependency(lacking)
     module = import_module(f"kernelcat.kernels.{language}.{name}")
     return tuple(sorted(module.IMPLEMENTATIONS, key=lambda i: i.rank))
+
+
+def lacks_compiler(language: str) -> str | None:
+    """The compiler that ``language`` lacks, with the command that installs it; None: it has one."""
+    compiler = _MODULES[language]
+    if language in ahead or installed(compiler):
+        return None
+    return f"{language} needs the module {compiler!r}: {INSTALL[language]}"
 
 
 def installed(module: str) -> bool:

@@ -9,7 +9,7 @@ import click
 
 from kernelcat import catalog
 from kernelcat.catalog.implementation import LANGUAGES
-from kernelcat.cli.options import as_json, choose, language, note_missing_languages, variant
+from kernelcat.cli.options import as_json, choose, language, note_missing_compilers, variant
 from kernelcat.cli.output import echo, emit
 from kernelcat.errors import Unsupported
 
@@ -34,7 +34,7 @@ def list_(as_json: bool) -> None:
     ]
     if as_json:
         return emit(rows)
-    note_missing_languages(*catalog.names())
+    note_missing_compilers()
     width = max(len(r["entry"]) for r in rows)
     for row in rows:
         languages = ",".join(row["languages"])

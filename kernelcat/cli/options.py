@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from kernelcat import catalog
+from kernelcat.catalog.implementation import LANGUAGES
 from kernelcat.cli.output import echo
 from kernelcat.errors import InvalidArgument, MissingDependency, Unsupported
 
@@ -103,7 +104,16 @@ def note_missing_languages(*entries: str) -> None:
     missing: dict[str, str] = {}
     for entry in entries:
         missing |= missing_languages(entry)
-    for reason in missing.values():
+    _note_left_out(missing.values())
+
+
+def note_missing_compilers() -> None:
+    """Say on standard error which languages lack their compiler; imports no kernel."""
+    _note_left_out(filter(None, map(catalog.lacks_compiler, LANGUAGES)))
+
+
+def _note_left_out(reasons: Iterable[str]) -> None:
+    for reason in reasons:
         echo(f"left out: {reason}", err=True)
 
 

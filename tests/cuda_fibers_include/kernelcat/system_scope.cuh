@@ -15,10 +15,15 @@ inline void store_release_system(uint64_t* address, uint64_t value) {
   __atomic_store_n(address, value, __ATOMIC_RELEASE);
 }
 
+// Loads between two times that this process gives way. Each can cost it a time slice of several
+// milliseconds on a busy machine, and most loads find what they wait for.
+constexpr unsigned kLoadsOfTurn = 256;
+
 inline uint64_t load_acquire_system(const uint64_t* address) {
+  static unsigned num_loads = 0;
   ++host::progress;  // of another process, perhaps
   host::give_way();
-  sched_yield();
+  if (++num_loads % kLoadsOfTurn == 0) sched_yield();
   return __atomic_load_n(address, __ATOMIC_ACQUIRE);
 }
 
