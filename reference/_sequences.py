@@ -245,9 +245,10 @@ def query_groups(problem: Problem) -> tuple[QueryGroup, ...]:
 
     Where sequences cannot all have as many new tokens, as many as possible have ``max_q``, one has
     what is left, and the others have one: chunks of prompts beside sequences that are being
-    written. The cached tokens of a chunk's sequence are between the mean and what a table has room
-    for, the geometric mean of both: of 17 such problems with any lengths, estimates that take the
-    mean are 1.3 times too short in the mean, with all the room twice too long.
+    written. A chunk's sequence has at least its new tokens and what the others have no room for,
+    and at most what the others leave. Between these bounds it is two thirds of the way to the
+    greater one, in logarithms: with 22 such problems of any lengths, configurations that are chosen
+    so lose 5.0 % in the mean; 10.1 % with the mean length's and the table's geometric mean.
     """
     batch, tokens, most = problem["batch"], problem["tokens"], problem["max_q"]
     room = problem["table_width"] * problem["page_size"]
@@ -255,8 +256,10 @@ def query_groups(problem: Problem) -> tuple[QueryGroup, ...]:
     if most == 1 or tokens <= batch or tokens >= batch * most:
         return (QueryGroup(batch, -(-tokens // max(batch, 1)), total / max(batch, 1)),)
     chunks, left = divmod(tokens - batch, most - 1)
-    long = min(max((total / batch * room) ** 0.5, most), total / max(chunks, 1))
     others = batch - chunks
+    least = max((total - others * room) / max(chunks, 1), most)
+    greatest = max(min((total - others) / max(chunks, 1), room), least)
+    long = (least * greatest**2) ** (1 / 3)
     short = max(total - chunks * long, others) / others
     groups = (
         QueryGroup(chunks, most, long),

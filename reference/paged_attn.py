@@ -115,10 +115,17 @@ def sm_scale(problem: Problem) -> float:
     return float(problem["sm_scale"]) or problem["head_dim"] ** -0.5
 
 
-def most_visible(problem: Problem) -> int:
-    """Tokens that some query sees of a sequence whose row of the table is full."""
-    room = int(problem["table_width"] * problem["page_size"])
-    return min(room, problem["window"] + problem["max_q"] - 1) if problem["window"] else room
+def most_visible(problem: Problem, block_m: int | None = None) -> int:
+    """Tokens that some query sees of a sequence whose row of the table is full.
+
+    With ``block_m``: that some row tile of so many rows sees, as of :func:`tiles_seen`.
+    """
+    room, queries = int(problem["table_width"] * problem["page_size"]), int(problem["max_q"])
+    if not problem["window"]:
+        return room
+    if block_m is not None:
+        queries = min(queries, ceil(block_m * problem["kv_heads"] / problem["heads"]))
+    return min(room, problem["window"] + queries - 1)
 
 
 @lru_cache(64)  # estimates of all configurations ask for a few heights of a tile

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -100,9 +101,14 @@ class Host:
         """As the driver's."""
         return self.capturing
 
-    def capture_query(self) -> Callable[[int], bool]:
+    def capture_query(self) -> driver.CaptureQuery:
         """As the driver's."""
-        return self.is_capturing
+
+        def query(stream: Any, status: Any) -> int:
+            status._obj.value = self.capturing
+            return 0
+
+        return driver.CaptureQuery(query)
 
     def load(self, implementation, problem, config, where, device):
         if implementation.language in self.uninstalled:

@@ -261,6 +261,28 @@ def test_a_widened_portfolio_knows_measured_problems_by_predictions(monkeypatch)
     assert widened.portfolio and raced_member not in widened.portfolio
 
 
+def test_what_lost_every_race_is_not_predicted_for_random_problems(monkeypatch) -> None:
+    """`tma` has the smaller estimate; in nine or ten problems it took so many times as long."""
+    wgmma, tma = [(f"gemm/cuda/{name}", member(name).config) for name in ("wgmma", "tma")]
+    estimates, points = Table.of([{wgmma: 20.0, tma: 10.0}]), [Point(10.0, 10.0)] * 40
+    monkeypatch.setattr(fitting, "_random_estimates", lambda name, gpu: estimates)
+    monkeypatch.setattr(fitting, "_known_estimates", lambda problem, gpu: {})
+    monkeypatch.setattr(
+        fitting, "_points", lambda times, gpu: dict.fromkeys((wgmma[0], tma[0]), points)
+    )
+
+    def served(problems: int, ratio: float, *races: dict[tuple[str, Config], float]) -> set[str]:
+        monkeypatch.setattr(fitting, "_contested", lambda name, sku: races)
+        known = [product(512, 4096, 64 * k) for k in range(1, 1 + problems)]
+        times = {problem: {wgmma: 1.0, tma: ratio} for problem in known}
+        portfolio = fit(ENTRY, H200, times, MODEL, widened=True).portfolio
+        return {each.implementation for each in portfolio}
+
+    assert served(9, 1.5) == served(10, 1.02) == {"cuda/tma"}
+    assert served(10, 1.5) == served(9, 1.5, {wgmma: 1.0, tma: 2.0}) == {"cuda/wgmma"}
+    assert served(10, 1.5, {wgmma: 2.0, tma: 1.0}) == {"cuda/tma"}, "a tune chose it"
+
+
 def test_of_two_rules_that_ask_a_widened_model_the_one_that_likely_loses_less_is_kept() -> None:
     """The nearest winner's variant is fast, and its configuration is for other sizes."""
     judged = {NEAREST: LeftOut("", "", "", 10.0, 12.0, None, 12.0),

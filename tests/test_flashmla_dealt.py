@@ -239,5 +239,15 @@ def test_a_chunk_beside_sequences_that_write_counts_its_row_tiles_by_its_own_tok
     chunk, others = query_groups(problem)
     assert (chunk.sequences, chunk.queries) == (1, 380) and others[:2] == (6, 1)
     assert 1390 * 64 / 7 < chunk.tokens < 1303 * 64
-    tiles = [ceil(group.tokens / 64) for group in (chunk, others)]
+    tiles = [group.tokens / 64 for group in (chunk, others)]
     assert num_items(problem, 64, 64) == pytest.approx(95 * tiles[0] + 6 * tiles[1], rel=1e-3)
+
+
+def test_a_chunk_has_at_least_what_the_others_have_no_room_for() -> None:
+    """Three sequences of up to 50 pages: the chunk's has 50 if all are full, and 48 of 148."""
+    full, _ = query_groups(queries(3, 75, 73, 150, 50))
+    assert full.tokens == pytest.approx(50 * 64)
+    crowded, _ = query_groups(queries(3, 75, 73, 148, 50))
+    assert 48 * 64 < crowded.tokens < 50 * 64
+    alone, others = query_groups(queries(3, 75, 73, 52, 50))
+    assert 73 < alone.tokens < 50 * 64 and others.tokens > 64

@@ -38,13 +38,13 @@ FLUSH_S = 30.0
 
 
 class ThreadTally:
-    """Calls and captured calls of one thread, and whether its next call is captured."""
+    """Calls and captured calls of one thread."""
 
-    __slots__ = ("calls", "captured", "is_capturing")
+    __slots__ = ("calls", "captured", "query")
 
     def __init__(self) -> None:
         self.calls = self.captured = 0
-        self.is_capturing = driver.opened().capture_query()
+        self.query = driver.opened().capture_query()
 
 
 class Tally:
@@ -69,10 +69,13 @@ class Tally:
         def run(pointers: tuple[int, ...], stream: int) -> None:
             launch(pointers, stream)
             mine = threads[get_ident()]
-            if mine.is_capturing(stream):
-                mine.captured += 1
-            else:
+            query = mine.query
+            if query.stream != stream:
+                query.turn_to(stream)
+            if query.ask() or not query.status.value:
                 mine.calls += 1
+            else:
+                mine.captured += 1
 
         return run
 

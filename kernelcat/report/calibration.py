@@ -48,6 +48,9 @@ MAX_PORTFOLIO = 96
 """Configurations that a call predicts at most; each costs some microseconds."""
 FEW_ROWS = 10
 """With fewer rows of an implementation, those of a sibling SKU count as well."""
+LOST_RACES, NEAR = 10, 1.03
+"""An implementation with so many races that took more than ``NEAR`` times the least time in each is
+not predicted for random problems: among many predictions the least is often one that errs."""
 NAIVE = "naive"
 """The variant that each ladder begins with."""
 RANDOM_PROBLEMS, RANDOM_SEED = 1800, "portfolio"
@@ -143,8 +146,9 @@ def fit(
     coefficients = {_short(name): _line(points[name], is_drawn) for name in sorted(points)}
     if widened:
         measured = Table.of([_known_estimates(problem, gpu) for problem in times])
-        random = _random_estimates(entry.name, gpu)
-        predicted = [_doubted(each, coefficients, caution) for each in (measured, random)]
+        random, losers = _random_estimates(entry.name, gpu), _losers(entry, gpu, times)
+        lines = {name: coefficients[name] for name in coefficients if name not in losers}
+        predicted = [_doubted(each, lines, caution) for each in (measured, random)]
         table = reduce(Table.beside, predicted, _naive_winners(table))
     portfolio = cover(table, MAX_PORTFOLIO)
     members = tuple(Member(_short(name), config) for name, config in portfolio)
@@ -159,6 +163,28 @@ def _doubted(estimates: Table, coefficients: Mapping[str, Coefficients], caution
         if line is not None:
             log_us[rows] = line.log_predict(estimates.log_us[rows]) + log(line.doubt(caution))
     return Table(estimates.contestants, log_us)
+
+
+def _losers(entry: Entry, gpu: Gpu, times: Times) -> set[str]:
+    """Short names of the implementations that lost clearly in every race, and in many.
+
+    Random races count where two configurations ran, what was served and what a tune chose.
+    """
+    ratios: dict[str, list[float]] = defaultdict(list)
+    for contestants in (*times.values(), *_contested(entry.name, gpu.sku)):
+        best: dict[str, float] = {}
+        for (name, _), us in contestants.items():
+            best[name] = min(us, best.get(name, us))
+        for name, us in best.items():
+            ratios[_short(name)].append(us / min(best.values()))
+    return {name for name, each in ratios.items() if len(each) >= LOST_RACES and min(each) > NEAR}
+
+
+@lru_cache(8)  # leaving out each bucket in turn fits again and again
+def _contested(name: str, sku: str) -> list[dict[Contestant, float]]:
+    """The random races in which two configurations ran."""
+    races = randomly_raced(catalog.entry(name), sku).values()
+    return [each for each in races if len(each) > 1]
 
 
 def _naive_winners(table: Table) -> Table:

@@ -37,20 +37,20 @@ ring_kb : KB of weights in flight at most. Less than all shared memory leaves ro
     kernel, which begins to load its weights while this one runs.
 """
 
-BANDWIDTH_SHARE = 0.81
+BANDWIDTH_SHARE = 0.905
 """Part of the peak DRAM bandwidth that the copies of rows reach. This and the numbers below are
 fitted to 152 times of `gemm` on an H200."""
-LATENCY_US = 0.9
+LATENCY_US = 0.85
 """From the start of a copy to its data, when all SMs copy; also of a load of activations."""
-SUM_US = 0.3
+SUM_US = 0.245
 """Adding up the sums of all warps after a barrier, once a round."""
-STAGE_US = 0.01
+STAGE_US = 0.065
 """From the arrival of a stage to its products, where nothing hides it."""
-CHUNK_US = 0.04
+CHUNK_US = 0.03
 """Two products of mma.sync that depend on each other."""
-COPY_US = 0.025
+COPY_US = 0.023
 """The producer warp's time for the copy of one row."""
-PORT_BYTES_PER_US = 45e3
+PORT_BYTES_PER_US = 47e3
 """Bytes of weights and activations that an SM takes in a microsecond."""
 STAGE_ISSUES = 30
 """Instructions of a warp for each stage beside loads and products: waiting, and releasing."""
@@ -58,7 +58,7 @@ CHUNK_ISSUES = 6
 """Instructions of a warp that load 32 columns of eight rows."""
 TILE_ISSUES = 6
 """Instructions of a warp for 32 columns of eight rows and 16 tokens."""
-ISSUE_US = 1.4e-4
+ISSUE_US = 1.15e-4
 """Time of an SM's four schedulers for an instruction."""
 
 

@@ -195,18 +195,18 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     return None
 
 
-GROUP_US = 0.86
+GROUP_US = 0.89
 """What a warp waits for four tiles of W, which it loads at a time. With the numbers below fitted to
-130 times of this kernel on an H200 and an H100, which differ from the estimate by 1.10."""
+146 times of this kernel on an H200, which differ from the estimate by 1.11."""
 TILE_NS = 17.8
 """Nanoseconds of an SM's issue slots for decoding a tile of 16 x 64."""
-PRODUCT_NS = 1.1
+PRODUCT_NS = 0.75
 """Nanoseconds of an SM's issue slots for the products of a tile of 16 x 64 and 8 rows of A."""
-SUMS_NS = 3.5
+SUMS_NS = 3.1
 """Adding up the sums of a thread block's warps: for each tile row of W, row of A and split of k."""
-CLUSTER_US = 0.46
-"""Adding up the sums of a cluster's thread blocks, for each work item."""
-STAGED_SHARE = 0.76
+CLUSTER_US = {1: 0.0, 2: 0.33, 4: 1.0, 8: 0.8}
+"""Thread blocks of a cluster -> microseconds of adding up their sums, for each work item."""
+STAGED_SHARE = 0.6
 """What the SMs get of A, which each thread block copies first, over the bandwidth of DRAM."""
 
 
@@ -229,7 +229,7 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     staged_us = staged / (gpu.bandwidth * STAGED_SHARE) * 1e6
     memory_us = copy_us(ENTRY.bytes_moved(problem), gpu, 0.92) - LAUNCH_US
     sums_us = SUMS_NS * 1e-3 * plan.unit_tiles * plan.m * plan.slices
-    sums_us += CLUSTER_US if plan.cluster > 1 else 0.0
+    sums_us += CLUSTER_US[plan.cluster]
     waits_us = GROUP_US * ceil(plan.slice_tiles / 4) + sums_us
     return LAUNCH_US + staged_us + max(busy_us, memory_us) + rounds * waits_us
 

@@ -11,7 +11,7 @@ from kernelcat.catalog.implementation import Config, Implementation, Program
 from kernelcat.catalog.spec import Problem
 from kernelcat.kernels.cuda.common.streamed_product import MAX_TOKENS
 from kernelcat.kernels.cuda.gemm import wgmma
-from kernelcat.kernels.cuda.out_router.streamed import route_step
+from kernelcat.kernels.cuda.out_router.streamed import later_waves_us, route_step
 from kernelcat.runtime.gpu import Gpu
 
 PRODUCT_NAMES = {"a": "attn", "b": "wo", "bias": "bo", "d": "residual"}
@@ -73,7 +73,7 @@ def _too_slow(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     us = wgmma.IMPLEMENTATION.estimate(_product(problem), _part(config), gpu)
-    return us + ROUTE_US
+    return us + ROUTE_US + later_waves_us(problem, gpu)
 
 
 IMPLEMENTATION = Implementation(

@@ -38,7 +38,7 @@ ROUTE_WARPS = 16
 ROUTE_TOKENS = {2: 16, 4: 16, 6: 8, 8: 8}
 """Chunks of a warp in a stage -> tokens at most of a thread block that computes logits; a thread
 holds both in registers."""
-ROUTE_US = 0.8
+ROUTE_US = 0.7
 """From the first launch's end: loads of h and of the norm's weights, products, sums, stores."""
 
 
@@ -67,6 +67,17 @@ def _routing(problem: Problem) -> StreamedProduct:
     )
 
 
+def _num_route_blocks(problem: Problem) -> int:
+    """Thread blocks of the second launch: each has eight experts' logits, or normalizes a token."""
+    tokens, groups = problem["tokens"], ceil(problem["experts"] / GROUP_ROWS)
+    return groups * ceil(tokens / _routing(problem).padded_tokens) + tokens
+
+
+def later_waves_us(problem: Problem, gpu: Gpu) -> float:
+    """Time of the second launch after its first wave of thread blocks, of which an SM holds one."""
+    return (ceil(_num_route_blocks(problem) / gpu.sms) - 1) * _routing(problem).us(gpu)
+
+
 def _project_step(problem: Problem, config: Config, gpu: Gpu) -> Step:
     product = _projection(problem, config, gpu)
     return Step(
@@ -87,12 +98,11 @@ def route_step(problem: Problem) -> Step:
     """The launch that normalizes the residual and computes the logits."""
     product = _routing(problem)
     tokens, hidden, experts = (problem[axis] for axis in ("tokens", "hidden", "experts"))
-    num_products = ceil(experts / GROUP_ROWS) * ceil(tokens / product.padded_tokens)
     padded_tokens, _, *constants = product.constants  # of a single group
     return Step(
         instance("out_router/streamed.cu", "out_router_route", problem["dtype"], padded_tokens,
                  *constants),
-        (num_products + tokens, 1, 1),
+        (_num_route_blocks(problem), 1, 1),
         (
             *map(Pointer, ("residual", "norm_weight", "router", "router_bias", "x", "logits")),
             *(Int32(size) for size in (tokens, hidden, experts)),
@@ -124,7 +134,9 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     """The second launch begins while the first runs."""
-    return _projection(problem, config, gpu).us(gpu) + ROUTE_US
+    if not problem["tokens"]:
+        return 0.0
+    return _projection(problem, config, gpu).us(gpu) + ROUTE_US + later_waves_us(problem, gpu)
 
 
 IMPLEMENTATION = Implementation(

@@ -214,7 +214,7 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
         moved = max(moved, read)  # a thread block has row tiles of the same tokens one by one
     dram_us = moved / (gpu.bandwidth * flow * share) * 1e6
     token_us = TOKEN_US * plan.tokens_per_warp * plan.head_dim / 128
-    longest = max(most_visible(problem), 1)
+    longest = max(most_visible(problem, plan.block_m), 1)
     uneven = 1 - min(mean_context(problem) / longest, 1.0)
     borders = min(block_tiles * row_tiles / items * (1 + UNEVEN * uneven), block_tiles)
     border_us = ROW_TILE_US * (1 + MORE_ROWS * (plan.block_m // 16 - 1)) * plan.head_dim / 128

@@ -141,9 +141,10 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     """Row tiles in whole waves of clusters, the longest ones, or bytes.
 
     A row tile of one query takes as long for a cached token as a full one. Where a chunk of a
-    prompt is beside sequences with one query, some cluster has both a row tile of the chunk and
-    the longest sequence, since row tiles are dealt out by their number. The last KV tile is half
-    empty. Does not depend on ``stages``.
+    prompt is beside sequences with one query, and each cluster has two row tiles or more, some
+    cluster has both one of the chunk and the longest sequence, since row tiles are dealt out by
+    their number; with fewer row tiles it is the less likely. The last KV tile is half empty. Does
+    not depend on ``stages``.
     """
     if num_rows(problem) == 0:
         return LAUNCH_US
@@ -157,12 +158,11 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     token_us = (token_us + KV_TILE_US / config["block_n"]) * (SHARED if cluster > 1 else 1.0)
     row_tile_us = ROW_TILE_US + config["block_n"] / 2 * token_us
     waves_us = ceil(tiles / (gpu.sms // cluster)) * (row_tile_us + mean * token_us)
-    longest, groups = most_visible(problem), query_groups(problem)
-    if problem["window"]:
-        longest = min(longest, problem["window"] + in_tile - 1)
+    longest, groups = most_visible(problem, in_tile * group(problem)), query_groups(problem)
     longest_us = row_tile_us + longest * token_us
     if len(groups) > 1:
-        longest_us += row_tile_us + min(groups[0].tokens, longest) * token_us
+        both = min(max(tiles / (gpu.sms // cluster) - 1, 0.0), 1.0)
+        longest_us += both * (row_tile_us + min(groups[0].tokens, longest) * token_us)
     bytes_us = copy_us(ENTRY.bytes_moved(problem), gpu, 0.9 * min(1.0, tiles * cluster / gpu.sms))
     return float(START_US + max(waves_us, longest_us, bytes_us))
 

@@ -152,9 +152,11 @@ SPLIT = Implementation(
 
 WGMMA_BLOCK = 64
 WGMMA_TILE_US = 1.95
-"""A tile of 64 rows and 64 tokens, at three fifths of the tensor cores' peak. Not in it is
-``scores_first``: 0.89 to 0.94 of the time in three named prompts on an H200, none in decoding, and
-none in the mean of all times."""
+"""A tile of 64 rows and 64 tokens, at three fifths of the tensor cores' peak."""
+SCORES_FIRST, SHORT_TILES = {True: 0.93, False: 1.03}, 16
+"""Time with ``scores_first`` over that without: where a thread block has at most so many tiles of
+tokens, and where it has more or its part of them (51 pairs on an H200: 0.90 to 0.98, 0.99 to 1.10).
+"""
 WGMMA_WIDEN_US = 1.07
 """What a tile of packed rows takes longer."""
 WGMMA_SPLITS = (1, 2, 3, 4, 6, 8, 11, 16, 22, 32, 44, 64)
@@ -217,6 +219,9 @@ def _wgmma_us(
     paired = 1.03 if is_causal else 0.95
     tile_us = WGMMA_TILE_US * (paired if config["cluster"] > 1 else 1.0)
     tile_us += is_packed(problem) * WGMMA_WIDEN_US
+    if config["scores_first"]:
+        tiles = problem["table_width"] * problem["page_size"] / WGMMA_BLOCK
+        tile_us *= SCORES_FIRST[splits == 1 and tiles <= SHORT_TILES]
     us = attend_us(
         problem, gpu, WGMMA_BLOCK, WGMMA_BLOCK, splits, gpu.sms, tile_us, 1.0, config["cluster"],
         is_causal,

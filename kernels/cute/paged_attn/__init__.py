@@ -137,7 +137,7 @@ def _split_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     if splits > 1:
         elements = min(num_rows(problem), block_m) * dim
         moved += 8 * ctas * elements  # written and read
-        parts = min(splits, ceil(most_visible(problem) / config["block_n"]))
+        parts = min(splits, ceil(most_visible(problem, block_m) / config["block_n"]))
         merge_us = ARRIVE_US + parts * PART_US * ceil(elements / MERGED_ELEMENTS)
     rate = gpu.bandwidth * bandwidth_share(problem, config, min(resident, ctas) / gpu.sms)
     bytes_us = moved / (rate * BANDWIDTH_EFFICIENCY) * 1e6

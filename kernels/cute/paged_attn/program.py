@@ -265,7 +265,8 @@ def chain_us(problem: Problem, config: Config, waves: int, mean: float, end_us: 
     work = block_n * problem["head_dim"] * block_m / (64 * 128 * 16)
     work *= CAPPED if problem["softcap"] else 1.0
     tile_us = max(TILE_US + TILE_WORK_US * work, STAGE_US / (config["stages"] - 1))
-    longest_us = ceil(ceil(most_visible(problem) / block_n) / splits) * tile_us + end_us
+    longest = ceil(most_visible(problem, block_m) / block_n)
+    longest_us = ceil(longest / splits) * tile_us + end_us
     if waves == 1:
         return longest_us
     mean_us = NEXT_SHARE * mean / (block_n * splits) * tile_us

@@ -208,6 +208,29 @@ def _unpromising(splits: bool, config: Config, problem: Problem, gpu: Gpu) -> st
 # ---- estimates ---------------------------------------------------------------------------------
 
 
+START_US = 3.9
+"""Launch, loads of the rows and of the first page numbers, and the results' way to memory. This and
+the numbers below are fitted to 473 times of `tiled` and `split` on an H200."""
+TILE_US = 1.7
+"""Of a tile of tokens: its page numbers, maximum and exponentials, and barriers."""
+L2_SHARE = 1.5
+"""Bytes that an SM loads over its share of what cost models take for L2's bandwidth."""
+MMA_RATE, WGMMA_RATES, WGMMA_RATE = 0.38, {16: 0.44, 32: 0.7}, 0.72
+"""Part of the peak that products reach: mma.sync on Hopper, and wgmma by the tokens of a tile."""
+FEW_ROWS = 1.5
+"""Time of products of 16 rows by eight warps over that by four, which hold all rows' scores."""
+MANY_PAGES = 1.2
+"""Time of products where a tile has several pages: a thread holds an address for each row."""
+SERIAL = 0.47
+"""Part of the shorter of loads and products that two stages do not hide."""
+DECODE_US = 3.8e-5
+"""Of an element of a packed row: its value in 16 bits, in shared memory."""
+MERGE_US, PARTIAL_TRIPS = 5.5, 3.1
+"""The second launch, which merges, and how often it moves the partial results."""
+LAST_US = 0.9
+"""Of a partial result that the last program of a row tile merges, for some of its columns."""
+
+
 def _tile_us(config: Config, problem: Problem, gpu: Gpu) -> float:
     """Time of a row tile against one tile of tokens on one SM: bytes from L2, and products.
 
@@ -216,16 +239,22 @@ def _tile_us(config: Config, problem: Problem, gpu: Gpu) -> float:
     loads with products.
     """
     block_m, block_n = config["block_m"], config["block_n"]
-    row = row_length(problem.values) * (1 if mla_row.is_packed(problem) else 2)
-    rate = 0.4 if gpu.arch in ("sm_80", "sm_89") else 0.2
+    is_packed = mla_row.is_packed(problem)
+    rate = MMA_RATE * (2 if gpu.arch in ("sm_80", "sm_89") else 1)
     if _uses_wgmma(config, gpu):
-        rate = {16: 0.25, 32: 0.45}.get(block_n, 0.6)
-    load_us = block_n * row / (gpu.bandwidth * cost_model.L2_TO_DRAM / gpu.sms) * 1e6
+        rate = WGMMA_RATES.get(block_n, WGMMA_RATE)
+    load_bytes = block_n * row_length(problem.values) * (1 if is_packed else 2)
+    load_us = load_bytes / (L2_SHARE * gpu.bandwidth * cost_model.L2_TO_DRAM / gpu.sms) * 1e6
     flops = 2 * block_m * block_n * (ROW + LATENT)
     math_us = flops / (rate * gpu.flops[problem["dtype"]] / gpu.sms) * 1e6
     if block_n > problem["page_size"]:
-        math_us *= 1.1  # several pages a tile: a thread holds an address for each of its rows
-    return 0.2 + (max(load_us, math_us) if config["stages"] > 2 else load_us + math_us)
+        math_us *= MANY_PAGES
+    if block_m == 16 and config["warps"] == 8:
+        math_us *= FEW_ROWS
+    if is_packed:
+        math_us += DECODE_US * block_n * ROW
+    shown = SERIAL * min(load_us, math_us) if config["stages"] == 2 else 0.0
+    return TILE_US + max(load_us, math_us) + shown
 
 
 def _tiles(config: Config, problem: Problem) -> tuple[int, int]:
@@ -246,23 +275,27 @@ def _estimate_tiled(problem: Problem, config: Config, gpu: Gpu) -> float:
     row_tiles, tiles = _tiles(config, problem)
     longest = ceil(problem["table_width"] * problem["page_size"] / config["block_n"])
     rounds = max(ceil(row_tiles / gpu.sms) * tiles, longest)
-    work_us = rounds * _tile_us(config, problem, gpu)
-    return max(cost_model.copy_us(ENTRY.bytes_moved(problem), gpu), work_us + cost_model.LAUNCH_US)
+    return _work_us(rounds, problem, config, gpu)
 
 
 def _estimate_split(problem: Problem, config: Config, gpu: Gpu) -> float:
     """The ranges, and the merge: by a second launch, or by one program for each row tile."""
     row_tiles, tiles = _tiles(config, problem)
     num_programs = min(config["per_sm"] * gpu.sms, row_tiles * tiles)
-    work_us = row_tiles * tiles / min(num_programs, gpu.sms) * _tile_us(config, problem, gpu)
+    rounds = ceil(row_tiles * tiles / min(num_programs, gpu.sms))
     if config["merge"] == "last":  # one partial result after another, BLOCK_D columns at a time
-        rounds = 1 + config["block_m"] / (2 * config["warps"])
-        merge_us = 0.5 * (num_programs / row_tiles + 1) * rounds
+        turns = 1 + config["block_m"] / (2 * config["warps"])
+        merge_us = LAST_US * (num_programs / row_tiles + 1) * turns
     else:
         partial_us = config["block_m"] * LATENT * 4 / gpu.bandwidth * 1e6
-        merge_us = 2 * num_programs * partial_us + cost_model.LAUNCH_US + 1.0
-    copy_us = cost_model.copy_us(ENTRY.bytes_moved(problem), gpu)
-    return max(copy_us, work_us + cost_model.LAUNCH_US) + merge_us
+        merge_us = PARTIAL_TRIPS * num_programs * partial_us + MERGE_US
+    return _work_us(rounds, problem, config, gpu) + merge_us
+
+
+def _work_us(rounds: int, problem: Problem, config: Config, gpu: Gpu) -> float:
+    """``rounds`` tiles of tokens one after the other on an SM; memory may take longer."""
+    work_us = rounds * _tile_us(config, problem, gpu)
+    return START_US + max(cost_model.copy_us(ENTRY.bytes_moved(problem), gpu), work_us)
 
 
 ARCHS = ("sm_80+",)

@@ -314,7 +314,7 @@ def _estimate_tiled(tma: bool, problem: Problem, config: Config, gpu: Gpu) -> fl
     if config["block_m"] >= 64 and not tma:
         work_us *= 1.1  # addresses of rows, which TMA works out
     waves = ceil(programs / _residents(problem, config, gpu))
-    longest_tiles = ceil(most_visible(problem) / config["block_n"])
+    longest_tiles = ceil(most_visible(problem, config["block_m"]) / config["block_n"])
     tile_us = _tile_us(problem, config)
     later_us = WAVE_US + NEXT_SHARE * mean_tiles * tile_us * busy / programs
     chain_us = longest_tiles * tile_us + (waves - 1) * later_us
@@ -343,7 +343,7 @@ def _merge_us(problem: Problem, config: Config, programs: int) -> float:
     """The time in which one program of `split` merges the parts of the longest sequence."""
     row_tiles, tiles = _tiles(problem, config)
     share = max(row_tiles * tiles * problem["kv_heads"] / programs, 1.0)
-    parts = most_visible(problem) / config["block_n"] / share
+    parts = most_visible(problem, config["block_m"]) / config["block_n"] / share
     size = config["block_m"] * problem["head_dim"] / (16 * 128)
     return float(PART_US * size**PART_SIZE * parts) if parts > 1 else 0.0
 
