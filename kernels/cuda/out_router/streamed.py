@@ -75,6 +75,8 @@ def _num_route_blocks(problem: Problem) -> int:
 
 def later_waves_us(problem: Problem, gpu: Gpu) -> float:
     """Time of the second launch after its first wave of thread blocks, of which an SM holds one."""
+    if not problem["tokens"]:
+        return 0.0
     return (ceil(_num_route_blocks(problem) / gpu.sms) - 1) * _routing(problem).us(gpu)
 
 
@@ -134,8 +136,6 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     """The second launch begins while the first runs."""
-    if not problem["tokens"]:
-        return 0.0
     return _projection(problem, config, gpu).us(gpu) + ROUTE_US + later_waves_us(problem, gpu)
 
 

@@ -153,10 +153,9 @@ SPLIT = Implementation(
 WGMMA_BLOCK = 64
 WGMMA_TILE_US = 1.95
 """A tile of 64 rows and 64 tokens, at three fifths of the tensor cores' peak."""
-SCORES_FIRST, SHORT_TILES = {True: 0.93, False: 1.03}, 16
-"""Time with ``scores_first`` over that without: where a thread block has at most so many tiles of
-tokens, and where it has more or its part of them (51 pairs on an H200: 0.90 to 0.98, 0.99 to 1.10).
-"""
+SHORT_TILES, SHORT_SCORES_FIRST, SCORES_FIRST = 16, 0.93, 1.03
+"""``scores_first`` takes 0.90 to 0.98 of the time where each thread block has all tiles of tokens
+and these are few, and 0.99 to 1.10 elsewhere (51 pairs of times on an H200)."""
 WGMMA_WIDEN_US = 1.07
 """What a tile of packed rows takes longer."""
 WGMMA_SPLITS = (1, 2, 3, 4, 6, 8, 11, 16, 22, 32, 44, 64)
@@ -221,7 +220,8 @@ def _wgmma_us(
     tile_us += is_packed(problem) * WGMMA_WIDEN_US
     if config["scores_first"]:
         tiles = problem["table_width"] * problem["page_size"] / WGMMA_BLOCK
-        tile_us *= SCORES_FIRST[splits == 1 and tiles <= SHORT_TILES]
+        is_short = splits == 1 and tiles <= SHORT_TILES
+        tile_us *= SHORT_SCORES_FIRST if is_short else SCORES_FIRST
     us = attend_us(
         problem, gpu, WGMMA_BLOCK, WGMMA_BLOCK, splits, gpu.sms, tile_us, 1.0, config["cluster"],
         is_causal,

@@ -218,7 +218,7 @@ L2_SHARE = 1.5
 MMA_RATE, WGMMA_RATES, WGMMA_RATE = 0.38, {16: 0.44, 32: 0.7}, 0.72
 """Part of the peak that products reach: mma.sync on Hopper, and wgmma by the tokens of a tile."""
 FEW_ROWS = 1.5
-"""Time of products of 16 rows by eight warps over that by four, which hold all rows' scores."""
+"""How much longer products of 16 rows take with eight warps than with four: each has less to do."""
 MANY_PAGES = 1.2
 """Time of products where a tile has several pages: a thread holds an address for each row."""
 SERIAL = 0.47
@@ -228,7 +228,7 @@ DECODE_US = 3.8e-5
 MERGE_US, PARTIAL_TRIPS = 5.5, 3.1
 """The second launch, which merges, and how often it moves the partial results."""
 LAST_US = 0.9
-"""Of a partial result that the last program of a row tile merges, for some of its columns."""
+"""Of a partial result that the last program of a row tile merges, for the columns of a turn."""
 
 
 def _tile_us(config: Config, problem: Problem, gpu: Gpu) -> float:
