@@ -198,6 +198,8 @@ def _unpromising(splits: bool, config: Config, problem: Problem, gpu: Gpu) -> st
     block_m, rows = config["block_m"], problem["max_q"] * problem["heads"]
     if block_m > 16 and block_m >= 2 * rows:
         return f"tiles of {block_m} rows are at least half empty for {rows}"
+    if config["block_n"] == 128 and block_m >= 4 * config["warps"]:
+        return f"{config['warps']} warps spill registers for scores of {block_m} x 128"
     if block_m > 8 * config["warps"]:
         return f"{config['warps']} warps spill registers for {block_m} x {LATENT} accumulators"
     if _spills(splits, config, problem, gpu):
