@@ -222,7 +222,8 @@ def traced_bytes() -> int:
 def test_memory_is_flat_over_calls_of_ever_new_sizes(
     machine: Any, language: str | None, runtime: Runtime, library: Library
 ) -> None:
-    """The same sizes are the last before and after: a kernel's launch has three maps or five."""
+    """Both measurements follow calls of the same sizes: a remembered launch of one kernel has three
+    tensor maps, one of another kernel five, so that other sizes would take more or less memory."""
     op = kernelcat.get("gemm", language=language)
     tracemalloc.start()
     try:

@@ -161,8 +161,8 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     longest, groups = most_visible(problem, in_tile * group(problem)), query_groups(problem)
     longest_us = row_tile_us + longest * token_us
     if len(groups) > 1:
-        both = min(max(tiles / (gpu.sms // cluster) - 1, 0.0), 1.0)
-        longest_us += both * (row_tile_us + min(groups[0].tokens, longest) * token_us)
+        chance = min(max(tiles / (gpu.sms // cluster) - 1, 0.0), 1.0)
+        longest_us += chance * (row_tile_us + min(groups[0].tokens, longest) * token_us)
     bytes_us = copy_us(ENTRY.bytes_moved(problem), gpu, 0.9 * min(1.0, tiles * cluster / gpu.sms))
     return float(START_US + max(waves_us, longest_us, bytes_us))
 

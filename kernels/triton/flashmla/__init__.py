@@ -214,23 +214,28 @@ START_US = 3.9
 """Launch, loads of the rows and of the first page numbers, and the results' way to memory. This and
 the numbers below are fitted to 473 times of `tiled` and `split` on an H200."""
 TILE_US = 1.7
-"""Of a tile of tokens: its page numbers, maximum and exponentials, and barriers."""
+"""Microseconds of a tile of tokens beside its loads and products: page numbers, maximum and
+exponentials of the scores, and barriers."""
 L2_SHARE = 1.5
 """Bytes that an SM loads over its share of what cost models take for L2's bandwidth."""
 MMA_RATE, WGMMA_RATES, WGMMA_RATE = 0.38, {16: 0.44, 32: 0.7}, 0.72
-"""Part of the peak that products reach: mma.sync on Hopper, and wgmma by the tokens of a tile."""
+"""Part of the peak that products reach: mma.sync on Hopper (of older GPUs, whose peak is that of
+mma.sync, twice as much; not measured), and wgmma by the tokens of a tile."""
 FEW_ROWS = 1.5
 """How much longer products of 16 rows take with eight warps than with four: each has less to do."""
 MANY_PAGES = 1.2
-"""Time of products where a tile has several pages: a thread holds an address for each row."""
+"""How much longer products take where a tile has several pages: a thread holds an address for each
+row."""
 SERIAL = 0.47
 """Part of the shorter of loads and products that two stages do not hide."""
 DECODE_US = 3.8e-5
-"""Of an element of a packed row: its value in 16 bits, in shared memory."""
+"""Microseconds in which a program decodes an element of a packed row to 16 bits."""
 MERGE_US, PARTIAL_TRIPS = 5.5, 3.1
-"""The second launch, which merges, and how often it moves the partial results."""
+"""Microseconds of the second launch, which merges, and how often partial results go to or come from
+memory."""
 LAST_US = 0.9
-"""Of a partial result that the last program of a row tile merges, for the columns of a turn."""
+"""Microseconds in which the last program of a row tile adds one partial result to its sum, BLOCK_D
+columns of it."""
 
 
 def _tile_us(config: Config, problem: Problem, gpu: Gpu) -> float:
