@@ -201,5 +201,4 @@ IMPLEMENTATION = Implementation(
         "exponential by one instruction": "MUFU.EX2",
     },
     rank=1,
-    unverified="its receipt is of an H100; it has changed since it ran on an H200",
 )

@@ -77,5 +77,4 @@ IMPLEMENTATION = Implementation(
         "dependent launch": "ACQBULK",
     },
     rank=1,
-    unverified="its receipt is of an H100; on an H200 it has only raced",
 )
