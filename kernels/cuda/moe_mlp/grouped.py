@@ -86,17 +86,27 @@ def _by_default(implementation: Implementation, problem: Problem, gpu: Gpu) -> P
     return implementation.program(problem, implementation.default(problem, gpu), gpu)
 
 
-def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    if is_empty(problem):
-        return None
+@lru_cache(16)  # all pairs of tiles ask
+def _why_not_route(problem: Problem, gpu: Gpu) -> str | None:
     routing = router(problem)
     why = moe_route.ENTRY.constraint(routing) or moe_route.BITMASK.why_not(
         moe_route.BITMASK.default(routing, gpu), routing, gpu
     )
-    if why:
-        return f"the router: {why}"
+    return f"the router: {why}" if why else None
+
+
+@lru_cache(1024)  # a tile is in many pairs
+def _why_not_multiply(problem: Problem, product: Problem, part: Config, gpu: Gpu) -> str | None:
+    return _multiplier(problem).why_not(part, product, gpu)
+
+
+def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    if is_empty(problem):
+        return None
+    if why := _why_not_route(problem, gpu):
+        return why
     for product, part in zip(products(problem), _configs(problem, config), strict=True):
-        if why := _multiplier(problem).why_not(part, product, gpu):
+        if why := _why_not_multiply(problem, product, part, gpu):
             return why
     return None
 
@@ -110,16 +120,23 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     return None
 
 
-def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    if is_empty(problem):
-        return LAUNCH_US
+@lru_cache(16)  # the same for all pairs of tiles
+def _other_us(problem: Problem, gpu: Gpu) -> float:
+    """Microseconds of the router and of quantizing."""
     routing = router(problem)
     us = moe_route.BITMASK.estimate(routing, moe_route.BITMASK.default(routing, gpu), gpu)
-    for product, part in zip(products(problem), _configs(problem, config), strict=True):
-        us += _multiplier(problem).estimate(product, part, gpu)
     for part, _ in quantizations(problem):
         quantize = fp8_quantize.VECTORIZED
         us += quantize.estimate(part, quantize.default(part, gpu), gpu)
+    return us
+
+
+def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
+    if is_empty(problem):
+        return LAUNCH_US
+    us = _other_us(problem, gpu)
+    for product, part in zip(products(problem), _configs(problem, config), strict=True):
+        us += _multiplier(problem).estimate(product, part, gpu)
     return us
 
 

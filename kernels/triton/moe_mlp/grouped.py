@@ -6,6 +6,8 @@ in the order of slots, so that results are reproducible bit by bit.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from kernelcat.catalog.composition import composed, renamed
 from kernelcat.catalog.cost_model import LAUNCH_US
 from kernelcat.catalog.implementation import Config, Implementation, Program
@@ -74,17 +76,27 @@ def _by_default(implementation: Implementation, problem: Problem, gpu: Gpu) -> P
     return implementation.program(problem, implementation.default(problem, gpu), gpu)
 
 
-def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    if is_empty(problem):
-        return None
+@lru_cache(16)  # all pairs of tiles ask
+def _why_not_route(problem: Problem, gpu: Gpu) -> str | None:
     routing = router(problem)
     why = ROUTER.constraint(routing) or moe_route.TILED.why_not(
         moe_route.TILED.default(routing, gpu), routing, gpu
     )
-    if why:
-        return f"the router: {why}"
+    return f"the router: {why}" if why else None
+
+
+@lru_cache(1024)  # a tile is in many pairs
+def _why_not_multiply(product: Problem, tile: Config, gpu: Gpu) -> str | None:
+    return _multiplier(product).why_not(tile, product, gpu)
+
+
+def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    if is_empty(problem):
+        return None
+    if why := _why_not_route(problem, gpu):
+        return why
     for product, tile in zip(products(problem), _tiles(config), strict=True):
-        if why := _multiplier(product).why_not(tile, product, gpu):
+        if why := _why_not_multiply(product, tile, gpu):
             return why
     return None
 
