@@ -28,16 +28,17 @@ from kernelcat.runtime.gpu import Gpu
 MAX_STAGES = 6
 MAX_COPIES = 16
 """Units of 16 bytes that a thread copies of a tile of keys, at most."""
-TILE_US, TOKEN_US = 0.72, 0.0073
-"""Microseconds of a thread block for a KV tile, and of a warp for each of its tokens. These numbers
-and the next ones are fitted to 145 times of 50 problems on an H200."""
-ROW_TILE_US, MORE_ROWS = 4.8, 0.23
+TILE_US, TOKEN_US, ROWS_TOKEN_US = 0.72, 0.0073, 0.0216
+"""Microseconds of a thread block for a KV tile, and of a warp for each of its tokens, with 16 rows
+and with more. These numbers and the next ones are fitted on an H200 to 145 times of 50 problems,
+what they say of more rows to 107 times of 30."""
+ROW_TILE_US, MORE_ROWS = 4.8, 0.29
 """Microseconds that a thread block loses between two row tiles of 16 rows and 128 elements, whose
 sums its warps merge, and the part of it that 16 rows more add."""
 UNEVEN = 3.3
 """Short sequences lie side by side: where nearly all are short, thread blocks have up to so many
 times as many row tiles more than on average."""
-MERGE_BYTES = 32e3
+MERGE_BYTES = 28e3
 """Bytes of partial results that the last thread block of a row tile adds up in a microsecond: 56
 rows of 132 parts took 122 us on an H100, 48 rows of 50 parts 34."""
 SPLIT_US = 8.9
@@ -46,7 +47,7 @@ OVERLAP = 4.6
 """Order of the norm that adds up DRAM or L2, the tiles of a thread block, and instructions."""
 INSTRUCTIONS = {FP8: (950, 6.8), NVFP4: (820, 5.8)}
 """Instructions of a thread for a cached token of a head, and for each of its elements."""
-SOFTMAX_INSTRUCTIONS, MMA_EFFICIENCY = 22.7, 0.43
+SOFTMAX_INSTRUCTIONS, MMA_EFFICIENCY = 19.6, 0.52
 """Instructions of a thread for a score of a tile of many rows; part of the peak rate that the
 tile's products reach."""
 
@@ -213,7 +214,8 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     if moved > gpu.l2_bytes and row_tiles > gpu.sms * plan.blocks_per_sm:
         moved = max(moved, read)  # a thread block has row tiles of the same tokens one by one
     dram_us = moved / (gpu.bandwidth * flow * share) * 1e6
-    token_us = TOKEN_US * plan.tokens_per_warp * plan.head_dim / 128
+    token_us = TOKEN_US if plan.block_m == 16 else ROWS_TOKEN_US
+    token_us *= plan.tokens_per_warp * plan.head_dim / 128
     longest = max(most_visible(problem, plan.block_m), 1)
     uneven = 1 - min(mean_context(problem) / longest, 1.0)
     borders = min(block_tiles * row_tiles / items * (1 + UNEVEN * uneven), block_tiles)
