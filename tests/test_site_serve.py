@@ -99,14 +99,24 @@ def test_a_database_that_vanished_is_told(site: serve.Site, database: Path) -> N
 def test_the_verb_serves_until_it_is_interrupted(database: Path) -> None:
     command = [sys.executable, "-m", "kernelcat", "leaderboard", "--serve", "--port", "0",
                "--db", str(database)]  # fmt: skip
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                          env=os.environ | {"PYTHONUNBUFFERED": "1"}) as server:  # fmt: skip
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        # also where this process ignores SIGINT, as what a shell starts by & does
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as server:
         assert server.stdout and server.stderr
-        url = server.stdout.readline().split()[0]
-        with urllib.request.urlopen(url, timeout=60) as answer:
-            assert answer.status == 200
-        server.send_signal(signal.SIGINT)
-        assert server.wait(timeout=30) == 0, server.stderr.read()
+        try:
+            url = server.stdout.readline().split()[0]
+            with urllib.request.urlopen(url, timeout=60) as answer:
+                assert answer.status == 200
+            server.send_signal(signal.SIGINT)
+            assert server.wait(timeout=30) == 0, server.stderr.read()
+        finally:
+            server.kill()  # nothing to do where the server has ended
 
 
 def test_serve_takes_no_other_form_and_a_taken_port_is_one_line(
