@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from processes import children
+
 from kernelcat.moe.engine.limits import Limits
 
 LIMITS = Limits(step_tokens=48, max_running=4, max_waiting=16, context=256)
@@ -13,7 +15,8 @@ ANSWER_S = 10.0
 
 def command_of(guard: int) -> int:
     """The process that a guard runs."""
-    return int(Path(f"/proc/{guard}/task/{guard}/children").read_text())
+    [command] = children(guard)
+    return command
 
 
 def followers_below(pid: int) -> list[int]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from processes import is_running
 
 import kernelcat
 from kernelcat.errors import KernelcatError
@@ -46,13 +47,6 @@ def wait_until(condition: Callable[[], bool], seconds: float = 5) -> bool:
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
     return condition()
-
-
-def ended(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
 
 
 def test_a_child_imports_nothing_from_the_working_directory(trap: Path) -> None:
@@ -114,13 +108,13 @@ def test_a_timeout_ends_all_that_the_command_started() -> None:
     with pytest.raises(subprocess.TimeoutExpired) as caught:
         children.run([sys.executable, "-c", FAMILY], timeout=1.5)
     inner = int(caught.value.stdout)
-    assert wait_until(lambda: ended(inner))
+    assert wait_until(lambda: not is_running(inner))
 
 
 def test_what_a_command_leaves_running_ends_with_the_command() -> None:
     program = FAMILY.rpartition("time.sleep")[0] + "own.stdout; time.sleep(0.5)"
     done = children.run([sys.executable, "-c", program])
-    assert wait_until(lambda: ended(int(done.stdout)))
+    assert wait_until(lambda: not is_running(int(done.stdout)))
 
 
 PARENT = """
@@ -137,7 +131,7 @@ def test_the_death_of_the_parent_ends_all_that_the_command_started() -> None:
     inner = int(parent.stdout.readline())
     parent.kill()
     parent.communicate()
-    assert wait_until(lambda: ended(inner))
+    assert wait_until(lambda: not is_running(inner))
 
 
 HASTY = """
@@ -160,9 +154,9 @@ def test_a_parent_that_dies_right_after_the_start_leaves_nothing(
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     subprocess.run([sys.executable, "-c", HASTY, str(delay_s)], capture_output=True, check=False)
-    wait_until((tmp_path / "pid").exists, 0.7)
-    if (tmp_path / "pid").exists():
-        assert wait_until(lambda: ended(int((tmp_path / "pid").read_text())))
+    number = tmp_path / "pid"  # empty, if the program was killed before it had written
+    if wait_until(lambda: number.exists() and number.read_text() != "", 0.7):
+        assert wait_until(lambda: not is_running(int(number.read_text())))
 
 
 def test_a_channel_that_times_out_ends_what_its_child_started(
@@ -177,7 +171,7 @@ def test_a_channel_that_times_out_ends_what_its_child_started(
     assert wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
     with pytest.raises(ChildTimeout):
         channel.request(Hello(), 0.1)
-    assert wait_until(lambda: ended(int((tmp_path / "pid").read_text())))
+    assert wait_until(lambda: not is_running(int((tmp_path / "pid").read_text())))
 
 
 def test_the_target_of_the_sanitizer_ends_with_its_timeout(
@@ -192,4 +186,4 @@ def test_the_target_of_the_sanitizer_ends_with_its_timeout(
     program = f"open({str(tmp_path / 'pid')!r}, 'w').write(str(__import__('os').getpid()))\n"
     with pytest.raises(KernelcatError, match="no end after 1 s"):
         sanitizer.run("memcheck", [sys.executable, "-c", program + "while True: pass"])
-    assert wait_until(lambda: ended(int((tmp_path / "pid").read_text())))
+    assert wait_until(lambda: not is_running(int((tmp_path / "pid").read_text())))

@@ -17,6 +17,7 @@ from pathlib import Path
 import postgres
 import pytest
 from click.testing import CliRunner
+from processes import hear_ctrl_c
 
 from kernelcat.cli import main
 from kernelcat.errors import (
@@ -214,7 +215,7 @@ def start_tune(fleet: Fleet, *problems: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, str(PLANTED / "drive_ray.py"), fleet.address, *problems],
         stdout=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=hear_ctrl_c,
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ import openai
 import pytest
 from click.testing import CliRunner
 from moe_answers import answer, prompt, until
+from moe_followers import command_of
 from moe_server import running_server, wait_until
 
 from kernelcat import catalog
@@ -174,11 +175,6 @@ def test_requests_that_lose_their_pages_are_computed_where_they_write() -> None:
     use(Disaggregated(model, settings(num_pages=(30, 22)), Router(short=0)), work)
 
 
-def child_of(guard: int) -> int:
-    """The process that a guard has started."""
-    return int(Path(f"/proc/{guard}/task/{guard}/children").read_text().split()[0])
-
-
 @pytest.mark.parametrize("fault", ["dies", "hangs"])
 @pytest.mark.parametrize("side", ["prefill", "decode"])
 def test_requests_of_a_side_that_fails_are_answered(side: str, fault: str) -> None:
@@ -190,7 +186,7 @@ def test_requests_of_a_side_that_fails_are_answered(side: str, fault: str) -> No
         await anext(stream)
         process = getattr(front, side)
         number = signal.SIGKILL if fault == "dies" else signal.SIGSTOP
-        os.kill(child_of(process.process_id), number)
+        os.kill(command_of(process.process_id), number)
         begin = time.monotonic()
         with pytest.raises(EngineError) if side == "decode" else nullcontext() as error:
             output = await answer(front, prompt(200, 3), GREEDY)
@@ -225,7 +221,7 @@ def test_a_server_of_two_engines_ends_when_one_has_died() -> None:
         text = client._client.get(f"{url}/metrics").text
         assert "kernelcat_fetched_requests_total 1.0" in text
         assert "kernelcat_prefill_steps_total" in text
-        os.kill(child_of(front.prefill.process_id), signal.SIGKILL)
+        os.kill(command_of(front.prefill.process_id), signal.SIGKILL)
         wait_until(lambda: server.has_failed)
 
 

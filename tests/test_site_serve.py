@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from processes import hear_ctrl_c
 
 from kernelcat.cli import main
 from kernelcat.report.board import shipped
@@ -105,8 +106,7 @@ def test_the_verb_serves_until_it_is_interrupted(database: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONUNBUFFERED": "1"},
-        # also where this process ignores SIGINT, as what a shell starts by & does
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=hear_ctrl_c,
     ) as server:
         assert server.stdout and server.stderr
         try:

@@ -23,6 +23,7 @@ from planted_tunes import (
     run,
     winner_of,
 )
+from processes import hear_ctrl_c, is_running
 
 from kernelcat.errors import (
     InvalidArgument,
@@ -49,7 +50,7 @@ def start_tune(*devices: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=hear_ctrl_c,
     )
 
 
@@ -119,16 +120,9 @@ def test_an_orphaned_worker_dies_even_in_an_endless_loop(tmp_path) -> None:
     parent.kill()
     parent.communicate()
     deadline = time.monotonic() + 5
-    while running(worker) and time.monotonic() < deadline:
+    while is_running(worker) and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert not running(worker)
-
-
-def running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    assert not is_running(worker)
 
 
 def test_interrupted_is_a_keyboard_interrupt() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from processes import hear_ctrl_c
 
 from kernelcat import catalog
 from kernelcat import tune as tuning
@@ -206,7 +207,7 @@ def test_control_c_tells_how_to_go_on(path: Path) -> None:
     tuning = subprocess.Popen(
         [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=hear_ctrl_c,
     )  # fmt: skip
     deadline = time.monotonic() + 60
     rows = 0

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from campaign import seeds, share
+from processes import children, is_running
 
 from kernelcat.catalog.implementation import Config
 from kernelcat.jit import cache
@@ -125,9 +126,9 @@ def test_killed_processes_leave_no_orphan_no_innocent_verdict_and_the_same_winne
     tuning.kill()
     tuning.wait()
     deadline = time.monotonic() + 10
-    while any(map(running, started)) and time.monotonic() < deadline:
+    while any(map(is_running, started)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not any(map(running, started)), "an orphan runs"
+    assert not any(map(is_running, started)), "an orphan runs"
     with Store.open() as store:
         report = tune("planted", backend="planted:Backend", store=store, problems=["small"],
                       variants=["honest"], progress=Quiet(), peers=False, states=["burst"],
@@ -136,20 +137,6 @@ def test_killed_processes_leave_no_orphan_no_innocent_verdict_and_the_same_winne
     assert report.problems[0].winners["eager", "burst"].candidate.config["kind"] == "fast"
 
 
-def children(pid: int) -> list[int]:
-    try:
-        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
-
-
 def kill(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-
-
-def running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
