@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from random import Random
 
 import pytest
 
 from kernelcat import catalog
 from kernelcat.catalog.implementation import LANGUAGES
+from kernelcat.catalog.random_problems import draw
 from kernelcat.errors import MissingDependency, UnknownName
+from kernelcat.runtime.gpu import SKUS
 
 
 def test_the_entries_are_the_files() -> None:
@@ -58,3 +61,15 @@ def test_the_error_of_a_missing_compiler_names_the_command_that_installs_it(monk
         assert languages == {"cuda", "cute"}
     finally:
         catalog.in_language.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["gemm", "fp8_gemm"])
+def test_what_is_hopeless_is_unpromising_for_every_problem(name: str) -> None:
+    entry, h200, dice = catalog.entry(name), SKUS["h200"], Random(7)
+    problems = draw(entry, "hopeless", 20)
+    for each in catalog.implementations(name):
+        hopeless = [config for config in each.whole_space() if each.hopeless(config)]
+        if each.variant in ("wgmma", "fitted") and each.language == "cuda":
+            assert hopeless, each.name
+        for config in dice.sample(hopeless, min(len(hopeless), 400)):
+            assert all(each.unpromising(config, problem, h200) for problem in problems), config

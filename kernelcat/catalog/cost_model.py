@@ -193,7 +193,6 @@ def least_estimate(
     """
     found = (
         (implementation.estimate(problem, config, gpu), config)
-        for config in implementation.legal(problem, gpu)
-        if implementation.unpromising(config, problem, gpu) is None
+        for config in implementation.promising(problem, gpu)
     )
     return min(found, key=lambda pair: pair[0], default=None)

@@ -278,6 +278,9 @@ class Implementation:
         Why a legal configuration is not worth a try. The tuner's search and the default obey this
         predicate, and calls prefer what obeys it unless it was measured for the problem itself. It
         is called only with legal configurations.
+    hopeless : ``config -> reason or None``
+        The part of ``unpromising`` that depends on no problem. It saves time: a search asks for
+        each configuration once, and not again for each problem.
     too_slow : ``(config, problem, gpu) -> reason or None``
         Why a configuration that is not ``unpromising`` is not worth a try beside the one with the
         least estimate. Searching that one may take many milliseconds: a call that compares
@@ -310,6 +313,7 @@ class Implementation:
     space: Mapping[str, tuple[ConfigValue, ...]] = field(default_factory=dict)
     illegal: Callable[[Config, Problem, Gpu], str | None] = lambda config, problem, gpu: None
     unpromising: Callable[[Config, Problem, Gpu], str | None] = lambda config, problem, gpu: None
+    hopeless: Callable[[Config], str | None] = lambda config: None
     too_slow: Callable[[Config, Problem, Gpu], str | None] = lambda config, problem, gpu: None
     default: Callable[[Problem, Gpu], Config] = field(default_factory=lambda: LeastEstimate())
     techniques: Mapping[str, str] = field(default_factory=dict)
@@ -386,16 +390,19 @@ class Implementation:
 
     def legal(self, problem: Problem, gpu: Gpu) -> Iterator[Config]:
         """Every configuration of the space that can serve ``problem`` on ``gpu``."""
-        if self.serves(gpu.arch):
-            for config in self.whole_space():
-                if self.illegal(config, problem, gpu) is None:
-                    yield config
+        return self._legal(self._whole_space, problem, gpu)
 
     def promising(self, problem: Problem, gpu: Gpu) -> Iterator[Config]:
         """The legal configurations that are not unpromising; some are too slow for a try."""
-        for config in self.legal(problem, gpu):
+        for config in self._legal(self._hopeful, problem, gpu):
             if self.unpromising(config, problem, gpu) is None:
                 yield config
+
+    def _legal(self, configs: tuple[Config, ...], problem: Problem, gpu: Gpu) -> Iterator[Config]:
+        if self.serves(gpu.arch):
+            for config in configs:
+                if self.illegal(config, problem, gpu) is None:
+                    yield config
 
     def configs(self, problem: Problem, gpu: Gpu) -> Iterator[Config]:
         """The legal configurations that are worth a try."""
@@ -411,6 +418,10 @@ class Implementation:
     def _whole_space(self) -> tuple[Config, ...]:
         products = itertools.product(*self.space.values())
         return tuple(Config(dict(zip(self.space, values, strict=True))) for values in products)
+
+    @cached_property
+    def _hopeful(self) -> tuple[Config, ...]:
+        return tuple(each for each in self._whole_space if self.hopeless(each) is None)
 
 
 class LeastEstimate:

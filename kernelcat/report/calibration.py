@@ -253,7 +253,7 @@ def _estimates(problem: Problem, gpu: Gpu) -> dict[Contestant, float]:
     for each in catalog.implementations(problem.entry):
         if not each.serves(gpu.arch) or receipts.doubt(each) or _is_naive(each.name):
             continue
-        shared = id(each.space), each.illegal, each.unpromising
+        shared = id(each.space), each.illegal, each.unpromising, each.hopeless
         if shared not in promising:
             promising[shared] = list(each.promising(problem, gpu))
         for config in promising[shared]:

@@ -147,9 +147,8 @@ def _best_within(entry: Entry, problem: Problem, part: Gpu) -> tuple[Implementat
     offers = [
         (implementation.estimate(problem, config, part), config, implementation)
         for implementation in catalog.implementations(entry.name)
-        for config in implementation.legal(problem, part)
-        if implementation.unpromising(config, problem, part) is None
-        and all(
+        for config in implementation.promising(problem, part)
+        if all(
             prod(step.grid) <= SM_BLOCKS * part.sms
             for step in implementation.program(problem, config, part).steps
         )

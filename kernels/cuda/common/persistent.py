@@ -53,7 +53,7 @@ def clusters_at_once(thread_blocks: int, size: int) -> int:
 
 
 @lru_cache
-def _two_numbers(text: str) -> tuple[int, int]:
+def two_numbers(text: str) -> tuple[int, int]:
     """``"128x64"`` -> 128, 64."""
     first, second = text.split("x")
     return int(first), int(second)
@@ -98,8 +98,8 @@ class PersistentPlan(ABC):
     @staticmethod
     def fields(config: Config, problem: Problem, gpu: Gpu) -> tuple[Any, ...]:
         """The fields above, in order: to pass them by name takes longer."""
-        block_m, block_n = _two_numbers(config["tile"])
-        cluster_m, cluster_n = _two_numbers(config.get("cluster", "1x1"))
+        block_m, block_n = two_numbers(config["tile"])
+        cluster_m, cluster_n = two_numbers(config.get("cluster", "1x1"))
         m, n, swap = problem["M"], problem["N"], config["swap"]
         rows, cols = (n, m) if swap else (m, n)
         return (

@@ -31,6 +31,7 @@ IMPLEMENTATION = Implementation(
     space=wgmma.SPACE,
     illegal=wgmma.illegal,
     unpromising=wgmma.unpromising,
+    hopeless=wgmma.hopeless,
     too_slow=_too_slow,
     program=_program,
     estimate=partial(wgmma.estimate, is_fitted=True),

@@ -17,6 +17,7 @@ from kernelcat.kernels.cuda.common.persistent import (
     illegal_split,
     launch,
     loaded_rows,
+    two_numbers,
     unpromising_split,
 )
 from kernelcat.reference.fp8_gemm import ENTRY
@@ -25,6 +26,8 @@ from kernelcat.runtime.gpu import KB, Gpu
 BLOCK_K = 128
 """Columns of A and B in a stage: 128 bytes, and one block of scales."""
 MAX_STAGES = 12
+MAX_SWAPPED_COLS = 128
+"""Columns of the widest swapped tiles that are tried."""
 
 TECHNIQUES = {
     "wgmma": "QGMMA",
@@ -167,7 +170,22 @@ def _illegal_tile(plan: Plan) -> str | None:
     return None
 
 
+def hopeless(config: Config) -> str | None:
+    """Tiles and clusters that win nowhere."""
+    block_m, block_n = two_numbers(config["tile"])
+    shares_b, shares_a = (sharers > 1 for sharers in two_numbers(config["cluster"]))
+    if config["swap"] and block_n > MAX_SWAPPED_COLS:
+        return f"swapped tiles of {block_n} columns take more registers than they are worth"
+    if not config["swap"] and block_n < 64:
+        return f"tiles of {block_m} x {block_n} read operands too often"
+    if (shares_a and block_m < block_n) or (shares_b and block_m > block_n):
+        return "a cluster should share the operand of which a tile needs more"
+    return None
+
+
 def unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    if why := hopeless(config):
+        return why
     plan = _plan(config, problem, gpu)
     return _unpromising_tile(plan) or _unpromising_cluster(plan) or unpromising_split(plan)
 
@@ -176,14 +194,15 @@ def _unpromising_tile(plan: Plan) -> str | None:
     """Tiles that cannot win: mostly empty, or so small that operands are read too often."""
     block_m, block_n = plan.block_m, plan.block_n
     if plan.swap:
-        narrowest = min(n for n in (16, 32, 64, 96, 128) if n >= min(plan.cols, 128))
+        cols = min(plan.cols, MAX_SWAPPED_COLS)
+        narrowest = min(n for n in (16, 32, 64, 96, MAX_SWAPPED_COLS) if n >= cols)
         if plan.cols > 256:
             return f"M={plan.cols} rows fill wgmma's 64 rows without swapped operands"
         if block_n != narrowest:
-            return f"swapped tiles are as wide as M={plan.cols}, at most 128: {narrowest} columns"
+            return f"swapped tiles are as wide as M={cols}: {narrowest} columns"
     elif plan.rows <= 32:
         return f"M={plan.rows} rows leave wgmma's 64 mostly empty"
-    elif block_n < 64 or block_m < min(plan.rows, 128):
+    elif block_m < min(plan.rows, 128):
         return f"tiles of {block_m} x {block_n} read operands too often"
     elif block_n >= 2 * plan.cols and block_n > 64:
         return f"tiles of {block_n} columns are mostly empty at N={plan.cols}"
@@ -195,8 +214,6 @@ def _unpromising_tile(plan: Plan) -> str | None:
 def _unpromising_cluster(plan: Plan) -> str | None:
     if plan.cluster_size == 1:
         return None
-    if (plan.cluster_n > 1) != (plan.block_m > plan.block_n) and plan.block_m != plan.block_n:
-        return "a cluster should share the operand of which a tile needs more"
     if plan.num_tiles < plan.num_clusters:
         return "in a single wave L2 has what a cluster would share"
     return None
@@ -248,6 +265,7 @@ IMPLEMENTATION = Implementation(
     space=SPACE,
     illegal=illegal,
     unpromising=unpromising,
+    hopeless=hopeless,
     program=_program,
     estimate=_estimate,
     techniques=TECHNIQUES,

@@ -38,6 +38,7 @@ IMPLEMENTATION = Implementation(
     space=wgmma.SPACE,
     illegal=wgmma.illegal,
     unpromising=wgmma.unpromising,
+    hopeless=wgmma.hopeless,
     too_slow=_too_slow,
     default=partial(wgmma.default, is_fitted=True),
     program=_program,

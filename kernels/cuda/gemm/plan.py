@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from math import ceil
 
 from kernelcat.catalog.implementation import Config
@@ -63,7 +63,7 @@ class Plan(PersistentPlan):
         """Whether each thread block has an SM and one tile, which one consumer multiplies."""
         return self.is_alone and self.num_consumers == 1
 
-    @cached_property
+    @property
     def num_consumers(self) -> int:
         """Warpgroups that multiply: of 192 rows each takes 64, of 128 and 256 half."""
         if self.block_m == 192:

@@ -17,6 +17,7 @@ from kernelcat.kernels.cuda.common.persistent import (
     illegal_split,
     launch,
     loaded_rows,
+    two_numbers,
     unpromising_split,
 )
 from kernelcat.kernels.cuda.gemm.operands import (
@@ -149,7 +150,29 @@ def illegal_tiles(plan: Plan, problem: Problem, gpu: Gpu) -> str | None:
     return None
 
 
+def hopeless(config: Config) -> str | None:
+    """Tiles, schedules and clusters that win nowhere."""
+    block_m, block_n = two_numbers(config["tile"])
+    cluster_m, cluster_n = two_numbers(config["cluster"])
+    size = cluster_m * cluster_n
+    if size > 2 and config["split_k"] > 1:
+        return f"clusters of {size} are for tiles that are not split"
+    if config["schedule"] == "pingpong" and block_m > 128:
+        return f"pingpong tiles of {block_m} rows leave the tensor cores waiting"
+    if size > 2:
+        is_small = block_n < 40 or (block_n % 16 and block_m > 64)
+    else:
+        is_small = block_n < 64 and not config["swap"]
+    if is_small:
+        return f"tiles of {block_m} x {block_n} read operands too often"
+    if (cluster_m > 1) != (cluster_n > 1) and (cluster_n > 1) != (block_m > block_n):
+        return "a cluster should share the operand of which a tile needs more"
+    return None
+
+
 def unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    if why := hopeless(config):
+        return why
     plan = _plan(config, problem, gpu)
     return _unpromising_tile(plan, config) or unpromising_split(plan)
 
@@ -175,16 +198,14 @@ def _unpromising_tile(plan: Plan, config: Config) -> str | None:
         return f"tiles of {block_m} x {block_n} read operands too often"
     elif block_m >= 2 * plan.rows or block_n >= 2 * plan.cols > 64:
         return f"tiles of {block_m} x {block_n} are mostly empty"
-    elif plan.cluster_size > 1 and (plan.cluster_n > 1) != (block_m > block_n):
-        return "a cluster should share the operand of which a tile needs more"
     return None
 
 
 def _unpromising_cluster(plan: Plan, config: Config) -> str | None:
     """As above, of clusters of four and eight thread blocks: few tiles, which share much."""
     block_m, block_n = plan.block_m, plan.block_n
-    if plan.split_k > 1 or plan.waves > MAX_CLUSTER_WAVES:
-        return f"clusters of {plan.cluster_size} are for few tiles that are not split"
+    if plan.waves > MAX_CLUSTER_WAVES:
+        return f"clusters of {plan.cluster_size} are for few tiles"
     if (plan.cluster_m - 1) * block_m >= plan.rows or (plan.cluster_n - 1) * block_n >= plan.cols:
         return "thread blocks of the cluster have no tile"
     if plan.rows <= 64:
@@ -193,10 +214,6 @@ def _unpromising_cluster(plan: Plan, config: Config) -> str | None:
         return "a thread block has one tile, whose stores overlap with nothing"
     if not plan.is_alone and plan.pingpong != (block_m == 64) and block_m != 128:
         return f"{config['schedule']} tiles of {block_m} rows leave the tensor cores waiting"
-    if block_n < 40 or (block_n % 16 and block_m > 64):
-        return f"tiles of {block_m} x {block_n} read operands too often"
-    if min(plan.cluster_m, plan.cluster_n) == 1 and (plan.cluster_n > 1) != (block_m > block_n):
-        return "a cluster should share the operand of which a tile needs more"
     return None
 
 
@@ -218,27 +235,35 @@ def slower(config: Config, problem: Problem, gpu: Gpu, is_fitted: bool) -> str |
 
 # ---- which one without measuring ---------------------------------------------------------------
 
-_BASE = {"schedule": ("cooperative",), "cluster": ("1x1",)}
-
 
 @lru_cache(maxsize=1024)
 def _best(problem: Problem, gpu: Gpu, is_fitted: bool) -> tuple[float, Config] | None:
     """The least estimate of a cooperative configuration without a cluster, and which one it is."""
-    space = SPACE | _BASE
-    best: tuple[float, Config] | None = None
-    for values in product(*space.values()):
-        config = Config(dict(zip(space, values, strict=True)))
-        plan = _plan(config, problem, gpu)
-        if (
-            _illegal_plan(plan, problem, gpu)
-            or _unpromising_tile(plan, config)
-            or unpromising_split(plan)
-        ):
-            continue
-        us = _plan_us(plan, problem, gpu, is_fitted)
-        if best is None or us < best[0]:
-            best = us, config
-    return best
+    found = (
+        (_plan_us(plan, problem, gpu, is_fitted), config)
+        for config, plan in _simplest(problem, gpu)
+    )
+    return min(found, key=lambda pair: pair[0], default=None)
+
+
+@lru_cache(maxsize=2)  # `wgmma` and `fitted` ask
+def _simplest(problem: Problem, gpu: Gpu) -> list[tuple[Config, Plan]]:
+    """The promising cooperative configurations without a cluster, and their plans."""
+    found = ((config, Plan.of(config, problem, gpu)) for config in _simplest_space())
+    return [
+        (config, plan)
+        for config, plan in found
+        if not _illegal_plan(plan, problem, gpu)
+        and not _unpromising_tile(plan, config)
+        and not unpromising_split(plan)
+    ]
+
+
+@lru_cache(maxsize=1)
+def _simplest_space() -> list[Config]:
+    space = SPACE | {"schedule": ("cooperative",), "cluster": ("1x1",)}
+    configs = (Config(dict(zip(space, values, strict=True))) for values in product(*space.values()))
+    return [config for config in configs if hopeless(config) is None]
 
 
 _RING = replace(
@@ -357,6 +382,7 @@ IMPLEMENTATION = Implementation(
     space=SPACE,
     illegal=illegal,
     unpromising=unpromising,
+    hopeless=hopeless,
     too_slow=_too_slow,
     default=_default,
     program=_program,

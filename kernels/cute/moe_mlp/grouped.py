@@ -6,6 +6,8 @@ in the order of slots, so that results are reproducible bit by bit.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from kernelcat.catalog.cost_model import LAUNCH_US
 from kernelcat.catalog.implementation import Config, Implementation, Program
 from kernelcat.catalog.spec import Problem
@@ -20,6 +22,7 @@ SPACE = {"first_tile": TILES, "second_tile": TILES}
 """Tiles of both products: rows of an expert x rows of the expert's weights."""
 
 
+@lru_cache(64)  # a tile is in many pairs
 def _product(problem: Problem, tile: str, gpu: Gpu) -> Config:
     """The configuration of a product with this tile that is promising, or else legal."""
     configs = [Config(tile=tile, stages=stages) for stages in STAGES]
@@ -28,6 +31,7 @@ def _product(problem: Problem, tile: str, gpu: Gpu) -> Config:
     return min(promising or legal or configs, key=lambda each: WGMMA.estimate(problem, each, gpu))
 
 
+@lru_cache(16)  # each configuration of a choice asks three times
 def _products(problem: Problem, config: Config, gpu: Gpu) -> tuple[Part, Part]:
     def part(number: int, name: str, product: Problem, tile: str) -> Part:
         return name, WGMMA, product, _product(product, tile, gpu), product_names(problem, number)
