@@ -131,6 +131,17 @@ T from_bits(uint32_t bits) {
   return value;
 }
 
+// What lane `lane` of the warp gives; `value` has 4 or 8 bytes.
+template <typename T>
+T from_lane(T value, int lane) {
+  static_assert(sizeof(T) % 4 == 0);
+  uint32_t words[sizeof(T) / 4];
+  std::memcpy(words, &value, sizeof(T));
+  for (uint32_t& word : words) word = exchange(word)[lane];
+  std::memcpy(&value, words, sizeof(T));
+  return value;
+}
+
 inline std::function<void()> body;
 inline std::string error;  // the first one, or empty
 
@@ -332,24 +343,25 @@ inline void __syncwarp(unsigned = 0xffffffff) {
 }
 template <typename T>
 T __shfl_sync(unsigned, T value, int lane) {
-  return host::from_bits<T>(host::exchange(host::bits_of(value))[lane]);
+  return host::from_lane(value, lane);
 }
 template <typename T>
 T __shfl_xor_sync(unsigned, T value, int mask) {
-  return host::from_bits<T>(
-      host::exchange(host::bits_of(value))[host::current->thread % 32 ^ mask]);
+  return host::from_lane(value, host::current->thread % 32 ^ mask);
 }
 template <typename T>
 T __shfl_up_sync(unsigned, T value, int distance) {
   const int lane = host::current->thread % 32;
-  return host::from_bits<T>(
-      host::exchange(host::bits_of(value))[lane >= distance ? lane - distance : lane]);
+  return host::from_lane(value, lane >= distance ? lane - distance : lane);
 }
 inline unsigned __ballot_sync(unsigned, bool predicate) {
   unsigned ballot = 0;
   const auto values = host::exchange(predicate);
   for (int lane = 0; lane < 32; ++lane) ballot |= values[lane] << lane;
   return ballot;
+}
+inline int __ffs(int value) {
+  return __builtin_ffs(value);
 }
 inline int __clz(unsigned value) {
   return value == 0 ? 32 : __builtin_clz(value);

@@ -1,11 +1,12 @@
-"""`paged_attn` in CUDA C++: naive, one for all shapes, one for prefill and three for decode."""
+"""`paged_attn` in CUDA C++: naive, two for all shapes, one for prefill and three for decode."""
 
-from kernelcat.kernels.cuda.paged_attn import naive, registers, split, staged, tma, wgmma
+from kernelcat.kernels.cuda.paged_attn import dealt, naive, registers, split, staged, tma, wgmma
 
 IMPLEMENTATIONS = (
     naive.IMPLEMENTATION,
     registers.IMPLEMENTATION,
     split.IMPLEMENTATION,
+    dealt.IMPLEMENTATION,
     staged.IMPLEMENTATION,
     wgmma.IMPLEMENTATION,
     tma.IMPLEMENTATION,

@@ -29,7 +29,7 @@ struct TokenPlace {
   int page = kUnread, slot = 0, kv_head = 0;
 };
 
-// `item` counts the items of the thread block, each of which has a KV tile.
+// `item` counts the KV tiles of the thread block.
 template <typename Kind, int BLOCK_N, int kThreads, int kNumStages>
 struct CacheRing {
   using Operands = KvOperands<Kind>;

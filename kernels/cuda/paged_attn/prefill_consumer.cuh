@@ -8,6 +8,7 @@
 #include <kernelcat/wgmma_rs.cuh>
 
 #include "prefill_tile.cuh"
+#include "softcap.cuh"
 
 namespace kernelcat {
 
@@ -100,12 +101,10 @@ struct PrefillConsumer {
 #pragma unroll
       for (float& score : scores) score *= k_scale;
     }
-    if constexpr (Kind::kSoftcap) {  // tanh(x) = 1 - 2 / (1 + exp(2 x))
+    if constexpr (Kind::kSoftcap) {
       const float inner = 2.0f * kLog2E * args.sm_scale / args.softcap;
 #pragma unroll
-      for (float& score : scores) {
-        score = args.softcap - __fdividef(2.0f * args.softcap, 1.0f + fast_exp2(score * inner));
-      }
+      for (float& score : scores) score = cap_score(score * inner, args.softcap);
       factor = kLog2E;
     }
     if constexpr (kMasked) {

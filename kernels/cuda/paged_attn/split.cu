@@ -11,7 +11,8 @@
 
 namespace kernelcat {
 
-template <typename Kind, int BLOCK_M, int BLOCK_N, int kNumWarps, int kNumStages, int kBlocksPerSm>
+template <typename Kind, int BLOCK_M, int BLOCK_N, int kNumWarps, int kNumStages, int kBlocksPerSm,
+          int kBorderItems = 0>
 __global__ void __launch_bounds__(kNumWarps* kWarpThreads, kBlocksPerSm) paged_attn_split(
     const typename Kind::T* q,             // (tokens, heads, head_dim)
     const typename Kind::Cached* k_cache,  // (pages, page_size, kv_heads, head_dim; NVFP4: / 2)
@@ -30,9 +31,9 @@ __global__ void __launch_bounds__(kNumWarps* kWarpThreads, kBlocksPerSm) paged_a
     uint32_t* counters,                    // PartialResults::counters
     int batch, int heads, int kv_heads, int table_width, int window, float sm_scale,
     float softcap) {
-  using Kernel = SplitAttention<Kind, BLOCK_M, BLOCK_N, kNumWarps, kNumStages>;
-  extern __shared__ __align__(128) uint8_t stages[];
-  __shared__ typename Kernel::Shared shared;
+  using Kernel = SplitAttention<Kind, BLOCK_M, BLOCK_N, kNumWarps, kNumStages, kBorderItems>;
+  extern __shared__ __align__(128) uint8_t dynamic_shared[];
+  static __shared__ typename Kernel::Shared shared;
   const AttentionArgs<Kind> args = {.q = q,
                                     .k_cache = k_cache,
                                     .v_cache = v_cache,
@@ -61,7 +62,7 @@ __global__ void __launch_bounds__(kNumWarps* kWarpThreads, kBlocksPerSm) paged_a
                             .kv_heads = kv_heads,
                             .group = args.group(),
                             .window = window},
-                   .stages = stages,
+                   .stages = dynamic_shared,
                    .shared = shared};
   kernel.run();
 }

@@ -51,6 +51,12 @@ SOFTMAX_INSTRUCTIONS, MMA_EFFICIENCY = 19.6, 0.52
 """Instructions of a thread for a score of a tile of many rows; part of the peak rate that the
 tile's products reach."""
 
+TECHNIQUES = {
+    "mma.sync": "HMMA",
+    "ldmatrix": "LDSM",
+    "cp.async": "LDGSTS",
+    "exponential by one instruction": "MUFU.EX2",
+}
 SPACE = {
     "block_m": (16, 64, 128),
     "block_n": (32, 64, 128),
@@ -117,13 +123,25 @@ class Plan:
         return self.head_dim // 2 + queries + self.tokens_per_warp + 68
 
     @property
+    def tile_us(self) -> float:
+        """Microseconds of a thread block for a KV tile."""
+        token_us = TOKEN_US if self.block_m == 16 else ROWS_TOKEN_US
+        return TILE_US + token_us * (self.tokens_per_warp * self.head_dim / 128)
+
+    @property
+    def border_us(self) -> float:
+        """Microseconds that a thread block loses between two row tiles."""
+        rows = 1 + MORE_ROWS * (self.block_m // 16 - 1)
+        return ROW_TILE_US * rows * self.head_dim / 128
+
+    @property
     def merge_passes(self) -> int:
         """Passes in which a stage has room to merge the accumulators of all warps."""
         return ceil(self.num_warps * 64 * self.head_dim / (2 * self.tile_bytes))
 
 
 @lru_cache(16)  # each configuration of a choice asks three times
-def _plan(config: Config, problem: Problem) -> Plan:
+def plan_of(config: Config, problem: Problem) -> Plan:
     return Plan.of(config, problem)
 
 
@@ -149,8 +167,8 @@ def _illegal_shape(plan: Plan) -> str | None:
     return None
 
 
-def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    plan = _plan(config, problem)
+def illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    plan = plan_of(config, problem)
     reason = _illegal_shape(plan)
     if reason is not None:
         return reason
@@ -161,8 +179,8 @@ def _illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     return None
 
 
-def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    plan, rows = _plan(config, problem), _rows(problem, problem["max_q"])
+def unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    plan, rows = plan_of(config, problem), _rows(problem, problem["max_q"])
     threads = 32 * plan.num_warps
     if plan.tile_bytes > 16 * threads * MAX_COPIES:
         return f"a thread would copy more than {MAX_COPIES} units of 16 bytes of a tile of keys"
@@ -177,11 +195,15 @@ def _unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 
 def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
+    return program(problem, plan_of(config, problem), gpu)
+
+
+def program(problem: Problem, plan: Plan, gpu: Gpu, *more: int) -> Program:
+    """The launch of `paged_attn_split`, with the template arguments ``more``."""
     if num_rows(problem) == 0:
         return Program(())
-    plan = Plan.of(config, problem)
     stages, blocks = plan.num_stages(gpu), gpu.sms * plan.blocks_per_sm
-    arguments = (plan.block_m, plan.block_n, plan.num_warps, stages, plan.blocks_per_sm)
+    arguments = (plan.block_m, plan.block_n, plan.num_warps, stages, plan.blocks_per_sm, *more)
     source = CudaSource(
         "paged_attn/split.cu",
         f"kernelcat::paged_attn_split<{', '.join((kind(problem), *map(str, arguments)))}>",
@@ -198,10 +220,17 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """DRAM, L2, instructions, and a thread block's tiles one after another; ranges and merges."""
+    return estimate(problem, config, gpu, UNEVEN)
+
+
+def estimate(problem: Problem, config: Config, gpu: Gpu, most_uneven: float) -> float:
+    """DRAM, L2, instructions, and a thread block's tiles one after another; ranges and merges.
+
+    ``most_uneven`` is how many more borders than on average a thread block has at most.
+    """
     if num_rows(problem) == 0:
         return LAUNCH_US
-    plan = _plan(config, problem)
+    plan = plan_of(config, problem)
     head_row_tiles, head_tokens = tiles_seen(problem, plan.block_m)
     row_tiles, tokens = (problem["kv_heads"] * each for each in (head_row_tiles, head_tokens))
     items = tokens / plan.block_n + 0.5 * row_tiles  # the last tile of a row tile is half empty
@@ -214,13 +243,10 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     if moved > gpu.l2_bytes and row_tiles > gpu.sms * plan.blocks_per_sm:
         moved = max(moved, read)  # a thread block has row tiles of the same tokens one by one
     dram_us = moved / (gpu.bandwidth * flow * share) * 1e6
-    token_us = TOKEN_US if plan.block_m == 16 else ROWS_TOKEN_US
-    token_us *= plan.tokens_per_warp * plan.head_dim / 128
     longest = max(most_visible(problem, plan.block_m), 1)
     uneven = 1 - min(mean_context(problem) / longest, 1.0)
-    borders = min(block_tiles * row_tiles / items * (1 + UNEVEN * uneven), block_tiles)
-    border_us = ROW_TILE_US * (1 + MORE_ROWS * (plan.block_m // 16 - 1)) * plan.head_dim / 128
-    chain_us = ceil(block_tiles) * (TILE_US + token_us) + (1 + borders) * border_us
+    borders = min(block_tiles * row_tiles / items * (1 + most_uneven * uneven), block_tiles)
+    chain_us = ceil(block_tiles) * plan.tile_us + (1 + borders) * plan.border_us
     work_us = _work_us(plan, tokens, problem, gpu)
     parts = ceil(longest / plan.block_n / max(block_tiles, 1))
     part_rows = min(plan.block_m, _rows(problem, problem["max_q"]))
@@ -248,15 +274,10 @@ IMPLEMENTATION = Implementation(
     summary="mma.sync over packed heads; cached tokens divided evenly among thread blocks",
     archs=("sm_80+",),
     space=SPACE,
-    illegal=_illegal,
-    unpromising=_unpromising,
+    illegal=illegal,
+    unpromising=unpromising,
     program=_program,
     estimate=_estimate,
-    techniques={
-        "mma.sync": "HMMA",
-        "ldmatrix": "LDSM",
-        "cp.async": "LDGSTS",
-        "exponential by one instruction": "MUFU.EX2",
-    },
+    techniques=TECHNIQUES,
     rank=2,
 )

@@ -6,12 +6,13 @@
 
 namespace kernelcat {
 
-template <typename Kind, int BLOCK_M, int BLOCK_N, int kNumWarps, int kNumStages>
+template <typename Kind, int BLOCK_M, int BLOCK_N, int kNumWarps, int kNumStages,
+          int kBorderItems = 0>
 struct SplitAttention {
   static constexpr int kThreads = kNumWarps * kWarpThreads;
   static constexpr int kWarpsM = BLOCK_M / 16, kWarpsN = kNumWarps / kWarpsM;
   static constexpr int kWarpTokens = BLOCK_N / kWarpsN;
-  using List = WorkList<BLOCK_M, BLOCK_N, Kind::kWindow>;
+  using List = WorkList<BLOCK_M, BLOCK_N, Kind::kWindow, kBorderItems>;
   using Cursor = WorkCursor<List>;
   using Ring = CacheRing<Kind, BLOCK_N, kThreads, kNumStages>;
   using Queries = QueryTile<Kind>;
@@ -19,7 +20,9 @@ struct SplitAttention {
   // of pages make weights of any size.
   static constexpr bool kPrecise =
       (BLOCK_M == 16 && !kIsNvfp4<typename Kind::Cached>) || Kind::kScales == Scales::kPage;
-  using Warp = WarpAttention<Kind, kWarpTokens, kPrecise>;
+  // Without border items the machine code stays as its receipts have it.
+  static constexpr bool kQuickCap = kBorderItems > 0;
+  using Warp = WarpAttention<Kind, kWarpTokens, kPrecise, kQuickCap>;
   using Partials = PartialResults<Kind, BLOCK_M>;
   using Merge = WarpMerge<Kind, BLOCK_M, kNumWarps, 2 * Ring::kTileBytes>;
 
@@ -122,16 +125,17 @@ struct SplitAttention {
     if (blockIdx.x >= partition.num_blocks) return;
     const int64_t begin = partition.begin(blockIdx.x);
     const int num_items = static_cast<int>(partition.begin(blockIdx.x + 1) - begin);
-    Cursor ahead = shared.planner.find(list, partition, begin);  // the item that is looked up
+    int skipped;  // items before the first KV tile
+    Cursor ahead = shared.planner.find(list, partition, begin, skipped);  // the tile looked up
+    BlockTiles<kBorderItems> tiles(num_items - skipped);
     if (threadIdx.x == 0) {
       shared.partition = partition;
       shared.current = ahead;
-      shared.first_item = begin - (ahead.kv_tile - ahead.range.begin);
+      shared.first_item = begin + skipped - (ahead.kv_tile - ahead.range.begin);
     }
     const Ring ring = {shared_address(stages), shared.rows};
     const auto look_up = [&](int item) {
-      if (item >= num_items) return TokenPlace();
-      if (item > 0) ahead.next(list);
+      if (!tiles.find(item, ahead, list)) return TokenPlace();
       return Ring::look_up(args, ahead);
     };
     TokenPlace places[kNumStages];
@@ -142,16 +146,16 @@ struct SplitAttention {
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < kNumStages - 1; ++i) {
-      if (i < num_items) ring.copy(args, i);
+      if (tiles.has(i)) ring.copy(args, i);
       commit_async_copies();
     }
 
     const int warp_idx = warp_index();
     const int warp_row = warp_idx % kWarpsM * 16, warp_token = warp_idx / kWarpsM * kWarpTokens;
-    for (int item = 0; item < num_items;) {
+    for (int item = 0; tiles.begins(item);) {
       const Sequence sequence = shared.current.sequence;
       int tile = shared.current.kv_tile;
-      const int end = min(item + shared.current.range.end - tile, num_items);
+      const int first = item, end = tiles.end(item, tile, shared.current.range.end);
       const TileRows<Kind> rows = tile_rows();
       const int num_rows = num_tile_rows(), last_row = rows.first_row + num_rows - 1;
       // All rows see tokens [all_begin, all_end).
@@ -170,7 +174,7 @@ struct SplitAttention {
         const TokenPlace next = look_up(item + kNumStages);
         wait_async_copies<kNumStages - 2>();
         __syncthreads();  // the KV tile has landed, and all warps have read the one before
-        if (item + kNumStages - 1 < num_items) ring.copy(args, item + kNumStages - 1);
+        if (tiles.has(item + kNumStages - 1)) ring.copy(args, item + kNumStages - 1);
         commit_async_copies();
         const int token = tile * BLOCK_N;
         const bool is_masked = token + BLOCK_N > all_end || (Kind::kWindow && token < all_begin);
@@ -181,8 +185,9 @@ struct SplitAttention {
       warp.softmax.reduce_row_sums();
       // The stage that was read last is free until the next item.
       finish(warp, reinterpret_cast<float*>(stages + (item - 1) % kNumStages * Ring::kStageBytes));
-      if (threadIdx.x == 0 && item < num_items) {
-        shared.first_item += shared.current.range.num_tiles();
+      tiles.leave(item - first);
+      if (threadIdx.x == 0 && tiles.begins(item)) {
+        shared.first_item += List::num_items(shared.current.range);
         shared.current.next_row_tile(list);
       }
       __syncthreads();

@@ -9,6 +9,11 @@
 // on the same tokens of different heads do so at the same time: short rows of several heads, or
 // their scales, share a 32-byte sector. The list is made on the device because a captured graph may
 // be replayed with other lengths. (After the planners of FlashMLA and FlashInfer.)
+//
+// Between two row tiles a thread block loses the time of several KV tiles: the sums of warps are
+// merged, rows are stored, and the next queries are loaded. Where these borders are dealt out as
+// well (kBorderItems), each row tile has so many items before its first KV tile that have no KV
+// tile and only stand for that time. (After the fixed overhead in FlashMLA's planner.)
 #pragma once
 
 #include <kernelcat/sequences.cuh>
@@ -38,8 +43,10 @@ struct WorkPartition {
   }
 };
 
-template <int BLOCK_M, int BLOCK_N, bool kWindow>
+template <int BLOCK_M, int BLOCK_N, bool kWindow, int kBorderItems_ = 0>
 struct WorkList {
+  static constexpr int kBorderItems = kBorderItems_;
+
   const int* kv_lens;  // (batch,)
   const int* cu_q;     // (batch + 1,)
   int batch, kv_heads, group, window;
@@ -68,9 +75,14 @@ struct WorkList {
             .begin = begin,
             .end = max(ceil_div(end_token, BLOCK_N), begin + 1)};
   }
+
+  // Items of a row tile.
+  static __device__ __forceinline__ int num_items(const KvRange& range) {
+    return kBorderItems + range.num_tiles();
+  }
 };
 
-// An item of the list.
+// An item of the list that has a KV tile.
 template <typename List>
 struct WorkCursor {
   int sequence_idx = 0, kv_head = 0, row_tile = 0;
@@ -95,6 +107,64 @@ struct WorkCursor {
   }
 };
 
+// The KV tiles of a thread block, counted from 0; there are `num_items` items from the first KV
+// tile on.
+template <int kBorderItems>
+struct BlockTiles {
+  // Of these items, those from the KV tile on that was looked up last; not positive at the end.
+  int left_ahead;
+  int left;           // from the row tile on that is worked on
+  int num_found = 0;  // KV tiles that were looked up
+
+  __device__ __forceinline__ explicit BlockTiles(int num_items)
+      : left_ahead(num_items), left(num_items) {}
+
+  // Moves `ahead` to KV tile `tile`, which follows the one before; false if there is none.
+  template <typename List>
+  __device__ __forceinline__ bool find(int tile, WorkCursor<List>& ahead, const List& list) {
+    if (tile > 0 && left_ahead > 0) {
+      ahead.next(list);
+      left_ahead -= ahead.kv_tile == ahead.range.begin ? 1 + kBorderItems : 1;
+    }
+    if (left_ahead <= 0) return false;
+    ++num_found;
+    return true;
+  }
+  // Whether there is KV tile `tile`, which has been looked for.
+  __device__ __forceinline__ bool has(int tile) const { return tile < num_found; }
+
+  // The end of a row tile that begins, for this thread block, with KV tile `tile`: this one is
+  // `kv_tile` of the row tile, whose last one is before `kv_end`.
+  __device__ __forceinline__ int end(int tile, int kv_tile, int kv_end) const {
+    return tile + min(kv_end - kv_tile, left);
+  }
+  // Leaves a row tile after `num_tiles` KV tiles.
+  __device__ __forceinline__ void leave(int num_tiles) { left -= num_tiles + kBorderItems; }
+  // Whether there is a row tile that begins with KV tile `tile`.
+  __device__ __forceinline__ bool begins(int tile) const { return left > 0; }
+};
+
+// Every item has a KV tile.
+template <>
+struct BlockTiles<0> {
+  int num_tiles;
+
+  __device__ __forceinline__ explicit BlockTiles(int num_items) : num_tiles(num_items) {}
+
+  template <typename List>
+  __device__ __forceinline__ bool find(int tile, WorkCursor<List>& ahead, const List& list) {
+    if (tile >= num_tiles) return false;
+    if (tile > 0) ahead.next(list);
+    return true;
+  }
+  __device__ __forceinline__ bool has(int tile) const { return tile < num_tiles; }
+  __device__ __forceinline__ int end(int tile, int kv_tile, int kv_end) const {
+    return min(tile + kv_end - kv_tile, num_tiles);
+  }
+  __device__ __forceinline__ void leave(int) const {}
+  __device__ __forceinline__ bool begins(int tile) const { return tile < num_tiles; }
+};
+
 // The sum over lanes 0 .. l, in lane l.
 __device__ __forceinline__ int64_t warp_prefix_sum(int64_t value) {
   const int lane = lane_index();
@@ -114,7 +184,7 @@ __device__ __forceinline__ int64_t count_items(const List& list, const Sequence&
   const int num_row_tiles = list.num_row_tiles(sequence);
   int64_t items = 0;
   for (int i = 0; i < min(num_row_tiles, kTilesPerLane); ++i) {
-    items += list.range(sequence, i).num_tiles();
+    items += list.num_items(list.range(sequence, i));
   }
   uint32_t unfinished = __ballot_sync(0xffffffff, num_row_tiles > kTilesPerLane);
   while (unfinished != 0) {
@@ -127,7 +197,7 @@ __device__ __forceinline__ int64_t count_items(const List& list, const Sequence&
     int64_t sum = 0;
     for (int i = kTilesPerLane + lane_index(); i < list.num_row_tiles(shared_sequence);
          i += kWarpThreads) {
-      sum += list.range(shared_sequence, i).num_tiles();
+      sum += list.num_items(list.range(shared_sequence, i));
     }
     sum = __shfl_sync(0xffffffff, warp_prefix_sum(sum), kWarpThreads - 1);
     if (lane_index() == lane) items += sum;
@@ -173,18 +243,21 @@ struct Planner {
     int64_t num_items = 0;
     for (int s = 0; s < list.batch; s += kThreads) num_items += count(list, s).total;
     num_items *= list.kv_heads;
-    return {num_items, static_cast<int>(min(num_items, static_cast<int64_t>(gridDim.x)))};
+    // So few that each has at least one item with a KV tile.
+    const int64_t most = num_items / (List::kBorderItems + 1);
+    return {num_items, static_cast<int>(min(most, static_cast<int64_t>(gridDim.x)))};
   }
 
+  // The first KV tile from item `item` on; before it, items without a KV tile are `skipped`.
   __device__ __forceinline__ WorkCursor<List> find(const List& list, const WorkPartition& partition,
-                                                   int64_t item) {
+                                                   int64_t item, int& skipped) {
     const int64_t head_items = partition.num_items / list.kv_heads;
     WorkCursor<List> cursor;
     cursor.kv_head = static_cast<int>(item / head_items);
     find_sequence(list, item % head_items);
     cursor.sequence_idx = sequence_idx;
     cursor.sequence = list.sequence(sequence_idx);
-    find_row_tile(list, offset, cursor);
+    skipped = find_row_tile(list, offset, cursor);
     return cursor;
   }
 
@@ -204,13 +277,14 @@ struct Planner {
     __syncthreads();
   }
 
-  // Finds item `item` of the cursor's sequence, 32 row tiles at a time.
-  static __device__ __forceinline__ void find_row_tile(const List& list, int64_t item,
-                                                       WorkCursor<List>& cursor) {
+  // Finds the first KV tile from item `item` of the cursor's sequence on, 32 row tiles at a time;
+  // returns how many items without a KV tile come first.
+  static __device__ __forceinline__ int find_row_tile(const List& list, int64_t item,
+                                                      WorkCursor<List>& cursor) {
     for (int first = 0;; first += kWarpThreads) {
       const int row_tile = first + lane_index();
       const bool exists = row_tile < list.num_row_tiles(cursor.sequence);
-      const int64_t items = exists ? list.range(cursor.sequence, row_tile).num_tiles() : 0;
+      const int64_t items = exists ? list.num_items(list.range(cursor.sequence, row_tile)) : 0;
       const int64_t inclusive = warp_prefix_sum(items);
       const uint32_t beyond = __ballot_sync(0xffffffff, inclusive > item);
       if (beyond != 0) {
@@ -222,7 +296,13 @@ struct Planner {
       item -= __shfl_sync(0xffffffff, inclusive, kWarpThreads - 1);
     }
     cursor.range = list.range(cursor.sequence, cursor.row_tile);
-    cursor.kv_tile = cursor.range.begin + static_cast<int>(item);
+    int tile = static_cast<int>(item) - List::kBorderItems, skipped = 0;
+    if constexpr (List::kBorderItems > 0) {
+      skipped = max(-tile, 0);
+      tile += skipped;
+    }
+    cursor.kv_tile = cursor.range.begin + tile;
+    return skipped;
   }
 };
 

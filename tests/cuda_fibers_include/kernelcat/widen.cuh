@@ -1,7 +1,7 @@
 // kernels/cuda/include/kernelcat/widen.cuh on the host: products of pairs.
 #pragma once
 
-#include <kernelcat/types.cuh>
+#include <kernelcat/nvfp4_cache.cuh>
 
 namespace kernelcat {
 
@@ -27,6 +27,8 @@ uint32_t widen(uint32_t word) {
   return multiply_pairs<T>(bits, kIsBfloat16<T> ? 0x7b807b80 : 0x5c005c00);
 }
 
+constexpr float kNvfp4Factor = 0x1p7f;
+
 // Scales times 2^119 (bfloat16) or 2^7 (float16).
 template <typename T>
 uint32_t widen_scales(uint32_t bytes) {
@@ -35,6 +37,16 @@ uint32_t widen_scales(uint32_t bytes) {
     return multiply_pairs<T>(multiply_pairs<T>(magnitudes >> 4, 0x7b807b80), 0x7b007b00);
   } else {
     return multiply_pairs<T>(magnitudes >> 1, 0x78007800);
+  }
+}
+
+// Eight values times a pair of scales: pairs[i] has values i and i + 4 of `word`.
+template <typename T>
+void widen_values(uint32_t (&pairs)[4], uint32_t word, uint32_t scales) {
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t high = word << (12 - 4 * i);
+    const uint32_t magnitudes = (high & 0x70007000) >> (kIsBfloat16<T> ? 6 : 3);
+    pairs[i] = multiply_pairs<T>((high & 0x80008000) | magnitudes, scales);
   }
 }
 
