@@ -309,11 +309,11 @@ def test_winners_take_time_linear_in_the_rows(tmp_path: Path) -> None:
     def seconds(store: Store) -> float:
         times = []
         for _ in range(3):
-            began = time.perf_counter()
+            began = time.process_time()
             assert store.winners(entry="gemm")
-            times.append(time.perf_counter() - began)
+            times.append(time.process_time() - began)
         return min(times)
 
     with filled(10_000) as small, filled(100_000) as large:
         assert seconds(large) < 20 * seconds(small)
-        assert seconds(large) < 1.0  # 0.3 s where no other process is at work
+        assert seconds(large) < 1.0  # 0.3 s, whatever else the machine does

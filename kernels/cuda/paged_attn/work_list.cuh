@@ -107,13 +107,12 @@ struct WorkCursor {
   }
 };
 
-// The KV tiles of a thread block, counted from 0; there are `num_items` items from the first KV
-// tile on.
+// The KV tiles of a thread block, counted from 0. They are looked up some tiles before they are
+// worked on. From the first KV tile to its end the thread block has `num_items` items.
 template <int kBorderItems>
 struct BlockTiles {
-  // Of these items, those from the KV tile on that was looked up last; not positive at the end.
-  int left_ahead;
-  int left;           // from the row tile on that is worked on
+  int left_ahead;     // items from the KV tile that was looked up last on; without a tile <= 0
+  int left;           // items from the row tile that is worked on on
   int num_found = 0;  // KV tiles that were looked up
 
   __device__ __forceinline__ explicit BlockTiles(int num_items)
@@ -133,8 +132,8 @@ struct BlockTiles {
   // Whether there is KV tile `tile`, which has been looked for.
   __device__ __forceinline__ bool has(int tile) const { return tile < num_found; }
 
-  // The end of a row tile that begins, for this thread block, with KV tile `tile`: this one is
-  // `kv_tile` of the row tile, whose last one is before `kv_end`.
+  // Where a row tile ends whose first KV tile here is `tile`; in the row tile that one is number
+  // `kv_tile`, and `kv_end` is one after its last.
   __device__ __forceinline__ int end(int tile, int kv_tile, int kv_end) const {
     return tile + min(kv_end - kv_tile, left);
   }
