@@ -17,7 +17,7 @@ from kernelcat.catalog.implementation import Config, Implementation
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cuda import CudaSource
 from kernelcat.kernels.cuda.paged_attn import dealt, split
-from kernelcat.reference.paged_attn import ENTRY, attention, uneven, with_chunk
+from kernelcat.reference.paged_attn import ENTRY, FP8, NVFP4, attention, uneven, with_chunk
 from kernelcat.runtime import gpu
 from kernelcat.verify import gate
 
@@ -129,6 +129,14 @@ CASES = {
     "more thread blocks than tiles": (uneven(2, 4, 1, 64, 40, 16), FEW),
     "a window and sinks": (attention(3, 8, 1, 128, 200, 16, q_len=2, window=50, has_sinks=True),
                            FEW),
+    "a float8 cache": (
+        with_chunk(attention(5, 8, 2, 64, 300, 16, lengths="skewed", kv_dtype=FP8,
+                             has_scales=True), 1), FEW,
+    ),
+    "an NVFP4 cache with scales of pages": (
+        with_chunk(attention(4, 4, 2, 128, 200, 16, lengths="skewed", kv_dtype=NVFP4,
+                             has_scales=True, page_scales=True), 1), FEW,
+    ),
     "a chunk and a softcap": (
         with_chunk(attention(4, 4, 2, 64, 300, 16, lengths="skewed", softcap=20.0), 40), MANY,
     ),
@@ -170,13 +178,14 @@ FAULTS = {
 def test_a_planted_fault_is_found(fault: str, monkeypatch, tmp_path: Path) -> None:
     name, before, after = FAULTS[fault]
     cuda_fibers.plant(monkeypatch, tmp_path, f"paged_attn/{name}", before, after)
-    found = []
-    for problem, config in CASES.values():
+
+    def is_wrong(problem: Problem, config: Config) -> bool:
         try:
-            found.append(not check(dealt.IMPLEMENTATION, problem, config).passed)
+            return not check(dealt.IMPLEMENTATION, problem, config).passed
         except AssertionError:  # the kernel hangs
-            found.append(True)
-    assert any(found)
+            return True
+
+    assert any(is_wrong(*case) for case in CASES.values())
 
 
 def test_borders_cost_as_many_tiles_as_the_cost_model_says() -> None:

@@ -6,21 +6,13 @@
 #pragma once
 
 #include <kernelcat/async_copy.cuh>
+#include <kernelcat/async_copy_small.cuh>
 #include <kernelcat/mbarrier.cuh>
 
 #include "tiles.cuh"
 #include "work_list.cuh"
 
 namespace kernelcat {
-
-// async_copy_16 for 4, 8 or 16 bytes.
-template <int kBytes>
-__device__ __forceinline__ void async_copy(uint32_t shared_address, const void* global,
-                                           bool valid) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address), "l"(global),
-               "n"(kBytes), "r"(valid ? kBytes : 0)
-               : "memory");
-}
 
 constexpr int kUnread = -1;  // the page, or row, of a token that no row of the tile sees
 
@@ -124,8 +116,8 @@ struct CacheRing {
     const bool is_read = stage_rows.row[threadIdx.x] != kUnread;
     const int scale = is_read ? stage_rows.scale[threadIdx.x] : 0;
     const uint32_t target = stage + 2 * kTileBytes + threadIdx.x * 4;
-    async_copy<4>(target, args.k_scale + scale, is_read);
-    async_copy<4>(target + kScaleBytes, args.v_scale + scale, is_read);
+    async_copy_small<4>(target, args.k_scale + scale, is_read);
+    async_copy_small<4>(target + kScaleBytes, args.v_scale + scale, is_read);
   }
 
   static __device__ __forceinline__ void copy_block_scales(const AttentionArgs<Kind>& args,
@@ -134,9 +126,9 @@ struct CacheRing {
     const int64_t source = row == kUnread ? 0 : row * kTokenBlockScales;
     const uint32_t target =
         stage + 2 * (kTileBytes + kScaleBytes) + threadIdx.x * kTokenBlockScales;
-    async_copy<kTokenBlockScales>(target, args.k_block_scale + source, row != kUnread);
-    async_copy<kTokenBlockScales>(target + kBlockScaleBytes, args.v_block_scale + source,
-                                  row != kUnread);
+    async_copy_small<kTokenBlockScales>(target, args.k_block_scale + source, row != kUnread);
+    async_copy_small<kTokenBlockScales>(target + kBlockScaleBytes, args.v_block_scale + source,
+                                        row != kUnread);
   }
 };
 
