@@ -30,9 +30,9 @@ DEAL = """
 namespace kernelcat {{
 template <int kBorderItems>
 __global__ void deal(const int* kv_lens, const int* cu_q, int* rows, int batch, int kv_heads) {{
-  using List = WorkList<16, 32, false, kBorderItems>;
-  auto& planner = *reinterpret_cast<Planner<List, 2>*>(dynamic_shared);
-  const List list = {{kv_lens, cu_q, batch, kv_heads, 4, 0}};
+  using List = WorkList<{block_m}, {block_n}, false, kBorderItems>;
+  auto& planner = *reinterpret_cast<Planner<List, {warps}>*>(dynamic_shared);
+  const List list = {{kv_lens, cu_q, batch, kv_heads, {group}, 0}};
   const WorkPartition partition = planner.partition(list);
   if (blockIdx.x >= partition.num_blocks) return;
   const int64_t begin = partition.begin(blockIdx.x), end = partition.begin(blockIdx.x + 1);
@@ -53,7 +53,12 @@ __global__ void deal(const int* kv_lens, const int* cu_q, int* rows, int batch, 
 @pytest.fixture(scope="module")
 def deal_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("deal") / "deal.cu"
-    path.write_text(DEAL.format(folder=source.cuda_root(), max_tiles=MAX_TILES))
+    path.write_text(
+        DEAL.format(
+            folder=source.cuda_root(), block_m=BLOCK_M, block_n=BLOCK_N, group=GROUP, warps=WARPS,
+            max_tiles=MAX_TILES,
+        )
+    )  # fmt: skip
     return path
 
 

@@ -194,12 +194,14 @@ def _unpromising_tile(plan: Plan) -> str | None:
     """Tiles that cannot win: mostly empty, or so small that operands are read too often."""
     block_m, block_n = plan.block_m, plan.block_n
     if plan.swap:
-        cols = min(plan.cols, MAX_SWAPPED_COLS)
-        narrowest = min(n for n in (16, 32, 64, 96, MAX_SWAPPED_COLS) if n >= cols)
+        most = MAX_SWAPPED_COLS
+        narrowest = min(n for n in (16, 32, 64, 96, most) if n >= min(plan.cols, most))
         if plan.cols > 256:
             return f"M={plan.cols} rows fill wgmma's 64 rows without swapped operands"
         if block_n != narrowest:
-            return f"swapped tiles are as wide as M={cols}: {narrowest} columns"
+            return (
+                f"swapped tiles are as wide as M={plan.cols}, at most {most}: {narrowest} columns"
+            )
     elif plan.rows <= 32:
         return f"M={plan.rows} rows leave wgmma's 64 mostly empty"
     elif block_m < min(plan.rows, 128):
