@@ -82,7 +82,17 @@ def test_blocks_return_to_other_pages_bit_by_bit(
             if move.group == g:
                 expected[other.page] = rows[move.page]
         assert torch.equal(new.cpu().view(torch.uint8), expected)
+    memory.close()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_bandwidth_is_measured_with_zeros(device: str) -> None:
+    """Queries with a window give the null page's values a weight of zero; NaN would remain NaN."""
+    cache = moe.KvCache.allocate([moe.CacheLayer(((2, 16),), 24)], [5], 16, torch.float32, device)
+    memory = HostMemory(cache, 4, 4 * 16 * 2 * 16 * 4)
+    memory.groups[0].slots.fill_(-1)
     assert memory.measure() > 0
+    assert not cache.layers[0][0].any()  # NaN counts as true
     memory.close()
 
 

@@ -188,9 +188,13 @@ class HostMemory:
             memory.offload([move for move in moves if move.group == g])
 
     def measure(self) -> float:
-        """Bytes a second of a fetch, the best of some trials; the null page is written."""
+        """Bytes a second of a fetch, the best of some trials. The null page is written with zeros.
+
+        Called before the first block is stored, because the slots become zero, too.
+        """
         group = self.groups[0]
         count = min(group.num_staged, len(group.slots))
+        group.slots[:count].zero_()  # new memory may hold NaN, and the null page must not
         moves = [Move(0, NULL_PAGE, slot, b"") for slot in range(count)]
         best = float("inf")
         for _ in range(NUM_TRIALS):

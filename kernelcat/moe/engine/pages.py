@@ -13,6 +13,8 @@ the page. Without host memory (`host_cache`) no page is cold.
 
 Page 0 is the null page. No request owns the null page. Entries of block tables that no query reads
 name the null page, so every entry is a valid address, and rows that pad a CUDA graph write to it.
+The null page never holds NaN: where a tile of keys begins before a window, its values have a weight
+of zero, and NaN would remain NaN.
 """
 
 from __future__ import annotations
