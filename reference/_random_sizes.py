@@ -18,7 +18,7 @@ AROUND = 0.3
 MAX_CACHE_BYTES = 4 * 10**9
 """Bytes of the cache of a random attention problem: a race holds a few copies of it."""
 MAX_FLOPS = 4 * 10**12
-"""Operations of a random attention problem, about 10 ms of an H200."""
+"""Operations of a random problem of attention, and of an unusual one: about 10 ms of an H200."""
 LENGTHS = ("equal", "ragged", "skewed", "skewed")
 SPARE_PAGES = 0.1
 """Share of a random problem's pages that its sequences may leave unused; one page always may be."""
@@ -30,6 +30,12 @@ def log_uniform(dice: Random, low: int, high: int, step: int = 1) -> int:
     """A multiple of ``step`` from ``low`` to ``high``; each doubling is equally likely."""
     size = round(low * (high / low) ** dice.random() / step) * step
     return min(max(size, -(-low // step) * step), high // step * step)
+
+
+def any_size(dice: Random, high: int, step: int = 1) -> int:
+    """A log-uniform multiple of ``step`` up to ``high``, most often one of 8 or of 64 steps."""
+    step *= dice.choice((1, 2, 8, 8, 64))
+    return log_uniform(dice, step, high, step)
 
 
 def model_with(dice: Random, *fields: str) -> Model:

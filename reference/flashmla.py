@@ -273,16 +273,35 @@ def _problems() -> dict[str, Problem]:
 RANDOM_HEADS = (128, 64, 32, 16, 20)
 """Heads of random problems: DeepSeek-V3's on one to eight GPUs, and those of a smaller model."""
 
+UNUSUAL_CACHES = ("bfloat16", "bfloat16", PACKED_TYPE)
+
 
 def _random_problem(dice: Random) -> Problem:
     """What FlashInfer computes too: a cache of bfloat16, dense attention."""
     while True:
         heads, axes = dice.choice(RANDOM_HEADS), sequence_axes(dice, (64, 64, 64, 16))
-        problem = Problem.of("flashmla", **{**latent(1, 1, heads, 1).values, **axes})
-        problem = Problem.of("flashmla", **{**problem.values, "pages": pages_needed(problem)})
-        cache = problem["pages"] * problem["page_size"] * 2 * ROW
-        if cache <= MAX_CACHE_BYTES and _flops(problem) <= MAX_FLOPS:
-            return with_pages(problem)
+        problem = _of_sequences(latent(1, 1, heads, 1), axes)
+        if problem is not None:
+            return problem
+
+
+def _unusual_problem(dice: Random) -> Problem:
+    """Any heads and pages, caches of bfloat16 and of float8; dense attention."""
+    while True:
+        shape = latent(1, 1, dice.randint(1, 128), 1, kv_dtype=dice.choice(UNUSUAL_CACHES))
+        problem = _of_sequences(shape, sequence_axes(dice, PAGE_SIZES))
+        if problem is not None:
+            return problem
+
+
+def _of_sequences(shape: Problem, sequences: dict[str, int | str]) -> Problem | None:
+    """``shape`` with these sequences and the pages that they need; None where it is too large."""
+    problem = Problem.of("flashmla", **{**shape.values, **sequences})
+    problem = Problem.of("flashmla", **{**problem.values, "pages": pages_needed(problem)})
+    cache_bytes = problem["pages"] * problem["page_size"] * 2 * ROW
+    if cache_bytes > MAX_CACHE_BYTES or _flops(problem) > MAX_FLOPS:
+        return None
+    return with_pages(problem)
 
 
 ENTRY = Entry(
@@ -334,6 +353,7 @@ ENTRY = Entry(
     bytes_moved=_bytes_moved,
     problems=_problems(),
     random_problem=_random_problem,
+    unusual_problem=_unusual_problem,
     peers=tuple(peer_in("_flashmla_peers", name) for name in ("flash_mla", "flashinfer")),
     without_peer={
         "sparse-*-fp8":

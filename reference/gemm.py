@@ -13,6 +13,7 @@ from kernelcat.catalog.spec import Axis, Entry, Peer, Problem, Tensor, Tolerance
 from kernelcat.errors import Unsupported
 from kernelcat.reference._epilogue import (
     ACTIVATION,
+    ACTIVATIONS,
     BIAS,
     OUT_COLS,
     activate,
@@ -22,7 +23,7 @@ from kernelcat.reference._epilogue import (
 )
 from kernelcat.reference._models import MODELS, SHARDS
 from kernelcat.reference._peers import import_torch, required_by
-from kernelcat.reference._random_sizes import log_uniform, weight_sizes
+from kernelcat.reference._random_sizes import MAX_FLOPS, any_size, log_uniform, weight_sizes
 
 DTYPES = ("bfloat16", "float16")
 
@@ -138,6 +139,22 @@ def _random_problem(dice: Random) -> Problem:
     return Problem.of("gemm", **{**product(m, n, k).values, "bias": dice.random() < 0.25})
 
 
+def _unusual_problem(dice: Random) -> Problem:
+    """Any sizes, rows that begin at any multiple of 2 bytes, any epilogue."""
+    while True:
+        problem = Problem.of(
+            "gemm", M=log_uniform(dice, 1, 16384), N=any_size(dice, 32768), K=any_size(dice, 32768),
+            dtype=dice.choice(DTYPES), bias=dice.random() < 0.25, residual=dice.random() < 0.25,
+            activation=dice.choice(ACTIVATIONS),
+        )  # fmt: skip
+        if 2 * problem["M"] * problem["N"] * problem["K"] <= MAX_FLOPS and not _constraint(problem):
+            return problem
+
+
+def _constraint(problem: Problem) -> str | None:
+    return odd_error(problem, "B")
+
+
 ENTRY = Entry(
     name="gemm",
     summary="D = activation(A @ B^T + bias) + residual: dense matrix product.",
@@ -164,6 +181,7 @@ ENTRY = Entry(
     bytes_moved=_bytes_moved,
     problems={"x".join(map(str, shape)): product(*shape) for shape in TARGETS + GPT_OSS + MIDDLE},
     random_problem=_random_problem,
+    unusual_problem=_unusual_problem,
     peers=(Peer("cublas", _cublas), Peer("quack", _quack)),
-    constraint=lambda problem: odd_error(problem, "B"),
+    constraint=_constraint,
 )

@@ -190,6 +190,22 @@ def _random_problem(dice: Random) -> Problem:
             return problem
 
 
+def _unusual_problem(dice: Random) -> Problem:
+    """Any number of experts, and sizes far from those of models."""
+    tiles = {"packing": "tiles"}
+    while True:
+        format = dice.choice(({}, {"format": "mxfp4", **tiles}, {"format": "nvfp4", **tiles},
+                              _FP8, FORMATS["dsv3"]["fp8-a8"]))  # fmt: skip
+        top_k = dice.randint(1, 8)
+        problem = layer(
+            round(2 ** dice.uniform(0, 14)), top_k, log_uniform(dice, top_k, 256),
+            log_uniform(dice, 64, 8192, 64), log_uniform(dice, 64, 8192, 64),
+            activation=dice.choice(_experts.ACTIVATIONS[1:]), **format, skew=dice.choice(SKEWS),
+        )  # fmt: skip
+        if problem["experts"] * expert_bytes(problem) <= MAX_WEIGHT_BYTES:
+            return problem
+
+
 W1, W1_OPTIONAL = _experts.tensors(
     "1",
     lambda axes: 2 * axes["inter"],
@@ -260,6 +276,7 @@ ENTRY = Entry(
     bytes_moved=_bytes_moved,
     problems=_problems(),
     random_problem=_random_problem,
+    unusual_problem=_unusual_problem,
     peers=(
         peer_in("_moe_peers", "triton_kernels"),
         peer_in("_humming", "humming"),

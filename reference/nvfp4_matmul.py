@@ -40,6 +40,7 @@ from kernelcat.catalog.spec import (
 from kernelcat.reference._arrays import library_of
 from kernelcat.reference._epilogue import (
     ACTIVATION,
+    ACTIVATIONS,
     BIAS,
     OUT_COLS,
     activate,
@@ -70,7 +71,7 @@ from kernelcat.reference._fp4_tiles import (
     unpack_scales,
 )
 from kernelcat.reference._nvfp4_peers import torch_matmul
-from kernelcat.reference._random_sizes import log_uniform, weight_sizes
+from kernelcat.reference._random_sizes import MAX_FLOPS, any_size, log_uniform, weight_sizes
 
 FP8, FP4 = "float8_e4m3fn", CODES
 DTYPES = ("bfloat16", "float16", FP8, FP4)
@@ -322,6 +323,24 @@ def _random_problem(dice: Random) -> Problem:
     return product(m, n, k, packing="tiles", format=dice.choice(("nvfp4",) * 3 + ("mxfp4",)))
 
 
+def _unusual_problem(dice: Random) -> Problem:
+    """Any sizes and options but A in 4 bits, which needs Blackwell's tensor cores."""
+    while True:
+        format = dice.choice(FORMATS)
+        problem = product(
+            log_uniform(dice, 1, 8192), any_size(dice, 32768),
+            any_size(dice, 32768, BLOCKS[format]), dtype=dice.choice(DTYPES[:3]), format=format,
+            packing=dice.choice(PACKINGS), bias=dice.random() < 0.25,
+            activation=dice.choice(ACTIVATIONS),
+        )  # fmt: skip
+        if 2 * problem["M"] * problem["N"] * problem["K"] <= MAX_FLOPS and not _constraint(problem):
+            return problem
+
+
+def _constraint(problem: Problem) -> str | None:
+    return block_error(problem) or odd_error(problem, "W")
+
+
 ENTRY = Entry(
     name="nvfp4_matmul",
     summary="D = activation(A @ W^T + bias), weights in NVFP4 or MXFP4, A in 16, 8 or 4 bits.",
@@ -378,7 +397,8 @@ ENTRY = Entry(
     bytes_moved=_bytes_moved,
     problems=_problems(),
     random_problem=_random_problem,
+    unusual_problem=_unusual_problem,
     peers=(Peer("cublas", torch_matmul),),
-    constraint=lambda problem: block_error(problem) or odd_error(problem, "W"),
+    constraint=_constraint,
     signal=Signal(_exact, _least_sqnr),
 )  # fmt: skip

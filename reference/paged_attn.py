@@ -37,9 +37,11 @@ from kernelcat.reference._kv_cache import (
     DTYPES,
     FP8,
     HEAD_DIM,
+    HEAD_DIMS,
     KV_HEADS,
     NVFP4,
     PAGE_SIZE,
+    PAGE_SIZES,
     SCALE_AXES,
     SCALED,
     SCALES,
@@ -341,12 +343,34 @@ def _random_problem(dice: Random) -> Problem:
         options = dice.choices(
             ({}, {"window": dice.choice((128, 1024, 4096))}, {"softcap": 50.0}), (8, 1, 1)
         )[0]
-        shape = attention(1, heads, kv_heads, dim, 1, 1, **options).values
-        problem = Problem.of("paged_attn", **{**shape, **axes})
-        problem = Problem.of("paged_attn", **{**problem.values, "pages": pages_needed(problem)})
-        cache = 2 * problem["pages"] * problem["page_size"] * kv_heads * row_bytes(problem)
-        if cache <= MAX_CACHE_BYTES and _flops(problem) <= MAX_FLOPS:
-            return with_pages(problem)
+        problem = _of_sequences(attention(1, heads, kv_heads, dim, 1, 1, **options), axes)
+        if problem is not None:
+            return problem
+
+
+def _unusual_problem(dice: Random) -> Problem:
+    """Any heads, pages, element types of the cache and options."""
+    while True:
+        kv_heads, kv_dtype = 2 ** dice.randint(0, 5), dice.choice(("bfloat16", FP8, NVFP4))
+        shape = attention(
+            1, kv_heads * dice.randint(1, 16), kv_heads, dice.choice(HEAD_DIMS), 1, 1,
+            kv_dtype=kv_dtype, has_scales=kv_dtype != "bfloat16", has_sinks=dice.random() < 0.25,
+            window=dice.choice((0, 0, 128, 1024)), softcap=dice.choice((0.0, 0.0, 30.0)),
+        )  # fmt: skip
+        problem = _of_sequences(shape, sequence_axes(dice, PAGE_SIZES))
+        if problem is not None:
+            return problem
+
+
+def _of_sequences(shape: Problem, sequences: dict[str, int | str]) -> Problem | None:
+    """``shape`` with these sequences and the pages that they need; None where it is too large."""
+    problem = Problem.of("paged_attn", **{**shape.values, **sequences})
+    problem = Problem.of("paged_attn", **{**problem.values, "pages": pages_needed(problem)})
+    slots = problem["pages"] * problem["page_size"]
+    cache_bytes = 2 * slots * problem["kv_heads"] * row_bytes(problem)
+    if cache_bytes > MAX_CACHE_BYTES or _flops(problem) > MAX_FLOPS:
+        return None
+    return with_pages(problem)
 
 
 ENTRY = Entry(
@@ -418,6 +442,7 @@ ENTRY = Entry(
     bytes_moved=_bytes_moved,
     problems=_problems(),
     random_problem=_random_problem,
+    unusual_problem=_unusual_problem,
     peers=tuple(peer_in("_paged_attn_peers", n) for n in ("sdpa", "flash_attn_4", "flashinfer")),
     without_peer={
         "*-e4m3": "peers are raced over a cache of q's type",

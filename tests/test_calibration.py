@@ -155,9 +155,29 @@ def test_a_prediction_that_cannot_serve_gives_way_to_the_next() -> None:
     failed = {("gemm/cuda/tma", member("tma").config.key): "does not compile"}
     decision = choose(ENTRY, PROBLEM, H200, (), failed=failed, models=models)
     assert (decision.implementation.variant, decision.why) == ("wgmma", "calibrated")
-    broken = replace(models["gemm"], portfolio=(Member("cuda/gone", member("tma").config),))
+    gone = (Member("cuda/gone", member("tma").config),)
+    broken = replace(models["gemm"], portfolio=gone, coefficients={"cuda/gone": FLAT})
     decision = choose(ENTRY, PROBLEM, H200, (), models={"gemm": broken})
     assert decision.why == "default"
+
+
+def test_defaults_are_predicted_where_the_portfolio_has_naive_kernels_alone() -> None:
+    """A portfolio is made for sizes that models have; K=3457 is served by pointers alone."""
+    odd = product(21, 222, 3457)
+    models = model(MODEL, wgmma=0.1, tiled=9.0, naive=1e-6)
+    models["gemm"].coefficients["triton/tiled"] = FLAT
+    wgmma_only = replace(models["gemm"], portfolio=(member("wgmma"), member("naive")))
+    decision = choose(ENTRY, odd, H200, (), models={"gemm": wgmma_only})
+    assert {p.variant for p in decision.predictions} == {"naive", "tiled"}
+    assert (decision.implementation.variant, decision.why) == ("naive", "calibrated")
+    slow_naive = {**wgmma_only.coefficients, "cuda/naive": replace(FLAT, factor=1e6)}
+    slow = replace(wgmma_only, coefficients=slow_naive)
+    decision = choose(ENTRY, odd, H200, (), models={"gemm": slow})
+    assert decision.implementation.name == "gemm/triton/tiled"
+    assert decision.config == decision.implementation.default(odd, H200)
+    # Where the portfolio has more than naive kernels, nothing else is predicted.
+    decision = choose(ENTRY, PROBLEM, H200, (), models={"gemm": slow})
+    assert {p.variant for p in decision.predictions} == {"wgmma", "naive"}
 
 
 def test_explain_says_what_was_predicted() -> None:

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from kernelcat import catalog, dtypes, paths
 from kernelcat.call.choice import Decision
-from kernelcat.catalog.implementation import Config
+from kernelcat.catalog.implementation import NAIVE, Config
 from kernelcat.catalog.spec import Problem
 from kernelcat.cli import main
 from kernelcat.errors import InvalidArgument, UnknownName, Unsupported
@@ -207,8 +207,9 @@ def test_the_command_prints_a_line_for_each_race_and_the_table(monkeypatch, plan
         for number, problem in enumerate(problems)
     )  # fmt: skip
 
-    def raced(entry, seed, *, count, tunes, peers, report, device, budget_s, path):
+    def raced(entry, seed, *, count, unusual, tunes, peers, report, device, budget_s, path):
         assert (entry, seed, count, device) == ("moe_mlp", SEED, 2, 0)
+        unusual_asked.append(unusual)
         assert (tunes, peers, budget_s, path) in (
             (0, (), None, None), (1, ("humming",), 600.0, Path("races.jsonl"))
         )  # fmt: skip
@@ -216,8 +217,9 @@ def test_the_command_prints_a_line_for_each_race_and_the_table(monkeypatch, plan
             report(race)
         return RandomRaces("moe_mlp", "h200", seed, races=races, **COMMON)
 
+    unusual_asked = []
     monkeypatch.setattr("kernelcat.tune.random_races.race_random", raced)
-    text = run("--seed", SEED, "--tune", "1", "--peer", "humming", "--budget", "10m",
+    text = run("--seed", SEED, "--unusual", "--tune", "1", "--peer", "humming", "--budget", "10m",
                "--out", "races.jsonl").output  # fmt: skip
     assert "1: moe_mlp/cuda/stream (default) 10.0, humming 11.0 1.100" in text
     assert "geometric mean 1.049, 5% percentile 1.005, worst 1.000 (number 0)" in text
@@ -226,6 +228,7 @@ def test_the_command_prints_a_line_for_each_race_and_the_table(monkeypatch, plan
     values = json.loads(shown.stdout)
     assert values["races"][1]["ratio"] == 1.1 and values["low_percentile"] == pytest.approx(1.005)
     assert values["regret"] is None and values["races"][0]["slowdown"] is None
+    assert unusual_asked == [True, False]
     assert "--random" not in CliRunner().invoke(main, ["bench", "--help"]).output
 
 
@@ -238,6 +241,8 @@ def test_random_problems_are_tuned_under_a_seed_that_is_no_commit(monkeypatch) -
         result = CliRunner().invoke(main, ["tune", "gemm", "--random", "3", "--no-peers", *more])
         assert result.exit_code == 0, result.output
         assert list(tuned[-1]["problems"]) == draw(entry, seed, 3) and not tuned[-1]["peers"]
+    CliRunner().invoke(main, ["tune", "gemm", "--random", "3", "--unusual"])
+    assert list(tuned[-1]["problems"]) == draw(entry, "tune", 3, unusual=True)
     with pytest.raises(InvalidArgument):
         checked_seed("tune")  # so the races of `regret` are on other problems
     for command, message in (
@@ -265,7 +270,7 @@ def test_shipped_races_are_shown_seed_by_seed_and_all_together(monkeypatch, tmp_
         races.write(tmp_path / "tuning_db" / "random" / f"gemm-h200-{seed[:8]}.jsonl")
     shown = run().output
     assert "geometric mean 2.000" in shown and "geometric mean 0.500" in shown
-    assert "gemm on h200, 2 seeds: 2 problems, geometric mean 1.000" in shown
+    assert "gemm on h200, 2 seeds of random problems: 2 problems, geometric mean 1.000" in shown
     assert f"regret {6.25**0.5 - 1:.1%} in the mean of 2 tunes, 400.0% at worst" in shown
     assert [each["seed"][0] for each in json.loads(run("--json").stdout)] == ["a", "b"]
     assert shipped("moe_mlp") == [] and len(shipped()) == 2
@@ -286,6 +291,8 @@ def test_a_problem_follows_from_seed_and_number_alone() -> None:
     assert draw(entry, SEED, 5)[:3] == draw(entry, SEED, 3) != draw(entry, "f" * 40, 3)
     with pytest.raises(Unsupported, match="no random_problem"):
         draw(catalog.entry("tma_copy"), SEED, 1)
+    with pytest.raises(Unsupported, match="no unusual_problem"):
+        draw(catalog.entry("tma_copy"), SEED, 1, unusual=True)
     for seed in ("", "main", SEED[1:], SEED.upper()):
         with pytest.raises(InvalidArgument, match="git rev-parse HEAD"):
             checked_seed(seed)
@@ -330,6 +337,28 @@ def test_random_problems_differ_are_served_and_fit_into_memory(name: str) -> Non
         assert entry.flops(problem) < 2e13
     for problem in problems[:8]:
         assert backend.decide(entry, problem, h200, {}).implementation.serves(h200.arch)
+
+
+UNUSUAL = [name for name in catalog.names() if catalog.entry(name).unusual_problem]
+
+
+@pytest.mark.filterwarnings("ignore:there is no tuning database")
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_unusual_problems_differ_and_naive_kernels_serve_where_no_other_can(name: str) -> None:
+    entry, backend, h200 = catalog.entry(name), Cuda(), SKUS["h200"]
+    problems = draw(entry, SEED, 40, unusual=True)
+    assert len(set(problems)) == 40 and not any(map(entry.problem_name, problems))
+    others = [i for i in catalog.implementations(name) if i.variant != NAIVE]
+    for problem in problems:
+        if backend.decide(entry, problem, h200, {}).implementation.variant == NAIVE:
+            assert not any(next(each.promising(problem, h200), None) for each in others)
+
+
+def test_unusual_products_have_rows_of_any_alignment() -> None:
+    for name in ("gemm", "nvfp4_matmul"):
+        problems = draw(catalog.entry(name), SEED, 60, unusual=True)
+        for axes in ("N", "K") if name == "gemm" else ("N",):
+            assert {math.gcd(problem[axes], 8) for problem in problems} == {1, 2, 4, 8}
 
 
 ONCE_FITTED = "2026-11-29"

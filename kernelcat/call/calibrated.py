@@ -6,12 +6,12 @@ Cost models estimate; coefficients of the SKU, fitted from measured rows, correc
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from kernelcat import catalog
-from kernelcat.catalog.implementation import Config, Implementation
+from kernelcat.catalog.implementation import NAIVE, Config, Implementation
 from kernelcat.catalog.spec import Problem
 from kernelcat.errors import MissingDependency, UnknownName
 from kernelcat.runtime.gpu import Gpu
@@ -57,18 +57,42 @@ def predictions(
 ) -> list[Prediction]:
     """What the portfolio has for ``problem``, and what is fastest in its bucket; the best first.
 
+    Where the portfolio has naive kernels alone, the defaults of all kernels with coefficients are
+    predicted as well: a portfolio is made for sizes that models have, and calls may have any.
+
     ``allows`` takes a language and a variant. ``mates`` are rows of the bucket: each brings its
     configuration, and says how far the model is off. Left out is what this installation cannot
     compile, what today's spaces no longer have, and what is not worth a prediction.
     """
-    found = [*_of_portfolio(model, problem, gpu, allows), *_of_mates(model, problem, gpu, mates)]
+    found = list(_of_configs(model, model.configs, problem, gpu, allows))
+    if all(each.variant == NAIVE for each in found):
+        found += _of_defaults(model, problem, gpu, allows)
+    found += _of_mates(model, problem, gpu, mates)
     return sorted(found, key=lambda p: (p.high_us, p.language, p.variant, p.config.key))
 
 
-def _of_portfolio(
+def _of_defaults(
     model: Calibrated, problem: Problem, gpu: Gpu, allows: Callable[[str, str], bool]
 ) -> Iterator[Prediction]:
-    for name, configs in model.configs.items():
+    """The default of each kernel that has coefficients and is not naive."""
+    defaults = {}
+    for name in model.coefficients:
+        language, variant = name.split("/")
+        implementation = _find(problem.entry, language, variant)
+        if implementation is not None and variant != NAIVE and allows(language, variant):
+            defaults[name] = [implementation.default(problem, gpu)]
+    yield from _of_configs(model, defaults, problem, gpu, allows)
+
+
+def _of_configs(
+    model: Calibrated,
+    configs_of: Mapping[str, Iterable[Config]],
+    problem: Problem,
+    gpu: Gpu,
+    allows: Callable[[str, str], bool],
+) -> Iterator[Prediction]:
+    """Predictions of ``configs_of``, language/variant -> configurations."""
+    for name, configs in configs_of.items():
         language, variant = name.split("/")
         implementation = _find(problem.entry, language, variant)
         if implementation is None or not allows(language, variant):

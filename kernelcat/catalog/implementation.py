@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 ConfigValue = int | str | bool
 LANGUAGES = ("cuda", "triton", "cute")
+NAIVE = "naive"
+"""The variant that each ladder begins with: it serves every problem, and is slow."""
 
 CACHE_LINE = 128
 """Bytes."""

@@ -8,21 +8,24 @@ from kernelcat.catalog.spec import Entry, Problem
 from kernelcat.errors import Unsupported
 
 
-def draw(entry: Entry, seed: str, count: int) -> list[Problem]:
+def draw(entry: Entry, seed: str, count: int, unusual: bool = False) -> list[Problem]:
     """The first ``count`` random problems of ``entry`` for ``seed``, all of them different.
 
-    None of them is a named problem: those are tuned.
+    None of them is a named problem: those are tuned. With ``unusual`` they have sizes and options
+    that no model has.
 
-    Raises ``Unsupported`` for an entry without random problems.
+    Raises ``Unsupported`` for an entry without such problems.
     """
-    if entry.random_problem is None:
+    kind = "unusual_problem" if unusual else "random_problem"
+    draw_one = entry.unusual_problem if unusual else entry.random_problem
+    if draw_one is None:
         raise Unsupported(f"{entry.name} has no random problems: its reference/{entry.name}.py "
-                          "defines no random_problem")  # fmt: skip
+                          f"defines no {kind}")  # fmt: skip
     drawn: list[Problem] = []
     for number in range(count):
         dice = random.Random(f"{seed} {entry.name} {number}")
         while len(drawn) == number:
-            problem = entry.problem(**entry.random_problem(dice).values)
+            problem = entry.problem(**draw_one(dice).values)
             if problem not in drawn and entry.problem_name(problem) is None:
                 drawn.append(problem)
     return drawn

@@ -299,6 +299,9 @@ class Entry:
     random_problem : ``dice -> problem``, or None
         Draws a problem as programs have them, for races with peers on problems that nobody tuned.
         The problem fits into 60 GB with its copies, and at least one peer computes it.
+    unusual_problem : ``dice -> problem``, or None
+        Draws a legal problem with sizes and options that no model has: calls may have any. What
+        random problems are served from serves these, too.
     peers
         Implementations of others that are raced.
     without_peer
@@ -329,6 +332,7 @@ class Entry:
     bytes_moved: Callable[[Problem], int]
     problems: Mapping[str, Problem] = field(default_factory=dict)
     random_problem: Callable[[Random], Problem] | None = None
+    unusual_problem: Callable[[Random], Problem] | None = None
     peers: tuple[Peer, ...] = ()
     without_peer: Mapping[str, str] = field(default_factory=dict)
     constraint: Callable[[Problem], str | None] = lambda problem: None

@@ -25,6 +25,7 @@ from kernelcat.cli.output import echo, emit, interrupted, show
 @click.option(
     "--seed", help="Hash of a commit, from which the problems follow; by default this checkout's."
 )
+@click.option("--unusual", is_flag=True, help="Draw sizes and options that no published model has.")
 @click.option(
     "--tune",
     "tunes",
@@ -59,6 +60,7 @@ def regret(
     entry: str,
     count: int,
     seed: str | None,
+    unusual: bool,
     tunes: int,
     peers: tuple[str, ...],
     budget: str | None,
@@ -96,6 +98,7 @@ def regret(
             entry,
             commit() if seed is None else seed,
             count=count,
+            unusual=unusual,
             tunes=tunes,
             peers=peers,
             device=device,

@@ -94,6 +94,9 @@ def _measuring(command: Callable[..., None]) -> Callable[..., None]:
     "around them.",
 )
 @click.option("--seed", help="With --random: a text from which the problems follow.")
+@click.option(
+    "--unusual", is_flag=True, help="With --random: sizes and options that no published model has."
+)
 @_measuring
 @click.option(
     "--strategy",
@@ -111,8 +114,8 @@ def _measuring(command: Callable[..., None]) -> Callable[..., None]:
 @_auditing
 def tune(
     as_json: bool, entry: str | None, workload: Path | None, replays: int | None,
-    count: int | None, seed: str | None, audit: bool, path: Path | None, shipped: bool,
-    **options: Any,
+    count: int | None, seed: str | None, unusual: bool, audit: bool, path: Path | None,
+    shipped: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Find the fastest configurations of ENTRY.
 
@@ -153,7 +156,7 @@ def tune(
     if replays is not None:
         raise InvalidArgument("--replays is for --workload")
     if count is not None:
-        options["problems"] = _drawn(entry, seed, count, **options)
+        options["problems"] = _drawn(entry, seed, count, unusual, **options)
     if _has_ranks(entry):
         return _tune_ranks(as_json, entry=entry, **options)
     _measure(tune.tune, as_json, entry=entry, **options)
@@ -245,14 +248,19 @@ def _has_ranks(entry: str) -> bool:
 
 
 def _drawn(
-    entry: str, seed: str | None, count: int, problems: Sequence[str], **options: Any
+    entry: str,
+    seed: str | None,
+    count: int,
+    unusual: bool,
+    problems: Sequence[str],
+    **options: Any,
 ) -> list[Problem]:
     """The random problems of ``--random``. ``regret`` draws others: its seeds are commits."""
     if problems:
         raise InvalidArgument("--problem does not go with --random, which draws the problems")
     if _has_ranks(entry):
         raise InvalidArgument("--random is not for an entry of several ranks")
-    return draw(catalog.entry(entry), seed or "tune", count)
+    return draw(catalog.entry(entry), seed or "tune", count, unusual)
 
 
 _FOR_RANKS = ("problems", "devices", "languages", "variants", "no_peers")

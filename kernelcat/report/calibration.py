@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kernelcat import catalog
-from kernelcat.catalog.implementation import Config
+from kernelcat.catalog.implementation import NAIVE, Config
 from kernelcat.catalog.random_problems import as_called, draw
 from kernelcat.catalog.spec import Entry, Problem
 from kernelcat.report.portfolio import Table, cover
@@ -44,18 +44,16 @@ FAR, CLIPS = 2.0, 4
 again with rows that are no farther."""
 PRIOR_SLOPE = 3.0
 """Weight, in rows at a distance of e, of the belief that the ratio does not depend on size."""
-MAX_PORTFOLIO = 96
+MAX_PORTFOLIO = 144
 """Configurations that a call predicts at most; each costs some microseconds."""
 FEW_ROWS = 10
 """With fewer rows of an implementation, those of a sibling SKU count as well."""
 LOST_RACES, NEAR = 10, 1.03
 """An implementation with so many races that took more than ``NEAR`` times the least time in each is
 not predicted for random problems: among many predictions the least is often one that errs."""
-NAIVE = "naive"
-"""The variant that each ladder begins with."""
-RANDOM_PROBLEMS, RANDOM_SEED = 1800, "portfolio"
-"""Random problems that a portfolio serves, beside the measured ones. Dispatch is judged with other
-seeds."""
+RANDOM_PROBLEMS, UNUSUAL_PROBLEMS, RANDOM_SEED = 1800, 600, "portfolio"
+"""Random problems that a portfolio serves, beside the measured ones, and unusual ones. Dispatch is
+judged with other seeds."""
 
 Times = Mapping[Problem, Mapping[Contestant, float]]
 """Problem -> contestant -> microseconds."""
@@ -239,7 +237,10 @@ def _random_estimates(name: str, gpu: Gpu) -> Table:
     entry = catalog.entry(name)
     if entry.random_problem is None:
         return Table.of([])
-    problems = map(partial(as_called, entry), draw(entry, RANDOM_SEED, RANDOM_PROBLEMS))
+    drawn = draw(entry, RANDOM_SEED, RANDOM_PROBLEMS)
+    if entry.unusual_problem is not None:
+        drawn += draw(entry, RANDOM_SEED, UNUSUAL_PROBLEMS, unusual=True)
+    problems = map(partial(as_called, entry), drawn)
     return Table.of([_estimates(problem, gpu) for problem in problems])
 
 

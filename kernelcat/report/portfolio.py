@@ -5,6 +5,7 @@ A table holds what is known or predicted of many configurations on many problems
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from kernelcat.report.predictions import Contestant
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
-WORTH = 0.0001
+WORTH = 0.000075
 """What a further configuration must take from the mean loss."""
 UNSERVED = 1.0
 """Loss of a problem that nothing serves: e times the least time."""
@@ -83,19 +84,29 @@ def cover(table: Table, most: int) -> list[Contestant]:
     def left(chosen: Sequence[int]) -> Floats:
         return losses[chosen].min(axis=0, initial=UNSERVED)
 
-    def gains(others: Floats) -> Floats:
-        """What each contestant takes from the mean loss."""
-        return np.maximum(others - losses, 0.0).mean(axis=1)
+    def gain(each: int, others: Floats) -> float:
+        """What a contestant takes from the mean loss."""
+        return float(np.maximum(others - losses[each], 0.0).mean())
 
     chosen: list[int] = []
-    while len(chosen) < min(most, len(losses)):
-        gained = gains(left(chosen))
-        best = int(gained.argmax())
-        if gained[best] < WORTH:
+    remaining = left(chosen)
+    # The more are chosen, the less each other one gains. So a gain is counted anew only where the
+    # one of before is the greatest.
+    bounds = [(-gain(each, remaining), each) for each in range(len(losses))]
+    heapq.heapify(bounds)
+    while bounds and len(chosen) < most:
+        _, best = bounds[0]
+        gained = gain(best, remaining)
+        heapq.heapreplace(bounds, (-gained, best))
+        if bounds[0][1] != best:
+            continue  # another one may gain more
+        if gained < WORTH:
             break
+        heapq.heappop(bounds)
         chosen.append(best)
+        remaining = np.minimum(remaining, losses[best])
     for each in tuple(chosen):
         others = [other for other in chosen if other != each]
-        if np.maximum(left(others) - losses[each], 0.0).mean() < WORTH:
+        if gain(each, left(others)) < WORTH:
             chosen = others
     return [table.contestants[each] for each in chosen]

@@ -50,16 +50,23 @@ def summary(races: RandomRaces) -> str:
 
 
 def overall(files: Sequence[RandomRaces]) -> list[str]:
-    """A summary over all seeds for each GPU that has several files; all are of one entry."""
-    by_gpu: dict[str, list[RandomRaces]] = {}
+    """A summary over all seeds for each GPU that has several files; all are of one entry.
+
+    Unusual problems have a summary of their own.
+    """
+    by_gpu: dict[tuple[str, str], list[RandomRaces]] = {}
     for races in files:
-        by_gpu.setdefault(races.gpu, []).append(races)
+        by_gpu.setdefault((races.gpu, _kind(races)), []).append(races)
     return [
-        f"{several[0].entry} on {gpu}, {len(several)} seeds: "
+        f"{several[0].entry} on {gpu}, {len(several)} seeds of {kind}: "
         + summary(replace(several[0], races=tuple(race for each in several for race in each.races)))
-        for gpu, several in by_gpu.items()
+        for (gpu, kind), several in by_gpu.items()
         if len(several) > 1
     ]
+
+
+def _kind(races: RandomRaces) -> str:
+    return "unusual problems" if races.unusual else "random problems"
 
 
 # ---- reasons ------------------------------------------------------------------------------------
@@ -111,7 +118,7 @@ def sheet(races: RandomRaces) -> Sheet:
     ordered = sorted(races.races, key=lambda race: (race.ratio is None, race.ratio, race.number))
     tuned = ("tuned µs",) if races.slowdowns else ()
     return Sheet(
-        f"{races.entry} on {races.gpu}, random problems, {races.regime} regime, {races.state}",
+        f"{races.entry} on {races.gpu}, {_kind(races)}, {races.regime} regime, {races.state}",
         ("number", *varying, "served by", "why", "µs", "best peer", "µs", "ratio", *tuned),
         [
             (

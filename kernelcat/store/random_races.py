@@ -103,6 +103,7 @@ class RandomRaces:
     created_at : ISO 8601, UTC
     environment : the machine and its compilers (:class:`kernelcat.runtime.environment.Environment`)
     races : in the order of their numbers
+    unusual : whether the problems have sizes and options that no model has
     """
 
     entry: str
@@ -113,6 +114,7 @@ class RandomRaces:
     created_at: str
     environment: Mapping[str, Any]
     races: tuple[RandomRace, ...] = ()
+    unusual: bool = False
 
     @property
     def ratios(self) -> list[float]:

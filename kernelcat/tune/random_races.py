@@ -53,6 +53,7 @@ def race_random(
     seed: str,
     *,
     count: int = 40,
+    unusual: bool = False,
     device: int = 0,
     tunes: int = 0,
     peers: Sequence[str] = (),
@@ -69,6 +70,7 @@ def race_random(
     ----------
     seed : hash of the commit that is raced
     device : index of the GPU
+    unusual : whether to draw problems with sizes and options that no model has
     tunes : how many problems, the first ones, also race with the choice of a short tune
     peers : names of the peers that race; empty for all of the entry's. Some compile for a minute
     budget_s : seconds after which no further problem is begun; None is no limit
@@ -90,7 +92,7 @@ def race_random(
     end = time.monotonic() + (budget_s if budget_s is not None else float("inf"))
     loaded = backends.load(backend)
     entry = loaded.entry(name)
-    problems = draw(entry, checked_seed(seed), count)
+    problems = draw(entry, checked_seed(seed), count, unusual)
     _check_peers(entry, peers)
     gpu = loaded.gpu(device)
     limits, _ = (limits or Limits()).for_cache()
@@ -100,8 +102,9 @@ def race_random(
         stack.callback(supervisor.close)
         greeting = supervisor.hello()
         races = RandomRaces(
-            name, gpu.sku, seed, greeting.regimes[0], BURST, now(), greeting.environment
-        )
+            name, gpu.sku, seed, greeting.regimes[0], BURST, now(), greeting.environment,
+            unusual=unusual,
+        )  # fmt: skip
         if path is not None and path.exists():
             races = _resumed(races, path, loaded)
         done = {r.number for r in races.races if r.number >= tunes or r.has_tune}
@@ -141,7 +144,7 @@ def _check_peers(entry: Entry, names: Sequence[str]) -> None:
 def _resumed(races: RandomRaces, path: Path, backend: backends.Backend) -> RandomRaces:
     """The races in ``path``, if they are of the same kind and code as ``races`` will be."""
     found = read(path)
-    for name in ("entry", "gpu", "seed", "regime", "state"):
+    for name in ("entry", "gpu", "seed", "unusual", "regime", "state"):
         then, today = getattr(found, name), getattr(races, name)
         if then != today:
             raise InvalidArgument(f"{path} has races with {name}={then}, not {today}: name "

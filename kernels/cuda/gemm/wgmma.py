@@ -126,8 +126,20 @@ def illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     return why_not_tma(problem) or _illegal_plan(plan, problem, gpu)
 
 
+_why_no_tiles: dict[tuple[int, int, bool, bool, int, bool, bool, int], str | None] = {}
+"""What decides whether tiles compile, as `illegal_tiles` looks at it -> its answer."""
+
+
 def _illegal_plan(plan: Plan, problem: Problem, gpu: Gpu) -> str | None:
-    return illegal_tiles(plan, problem, gpu) or illegal_split(plan)
+    """A search asks for thousands of plans, whose tiles are few."""
+    is_alone = plan.num_consumers == 1 and plan.is_alone  # else stages do not depend on it
+    tiles = (
+        plan.block_m, plan.block_n, plan.pingpong, plan.swap, plan.pair, problem["residual"],
+        is_alone, gpu.shared_bytes,
+    )  # fmt: skip
+    if tiles not in _why_no_tiles:
+        _why_no_tiles[tiles] = illegal_tiles(plan, problem, gpu)
+    return _why_no_tiles[tiles] or illegal_split(plan)
 
 
 def illegal_tiles(plan: Plan, problem: Problem, gpu: Gpu) -> str | None:

@@ -1,6 +1,6 @@
 """Predicted time of matrix products of 16-bit operands."""
 
-from math import ceil
+from math import ceil, gcd
 
 from kernelcat.catalog import cost_model, ring_model
 from kernelcat.catalog.implementation import Config
@@ -13,6 +13,9 @@ PARTIAL_BYTES_PER_US = 52e3
 IDLE_POWER, SPLIT_TIME = 0.5, 1.06
 """Power of the SMs over the busy ones by which memory takes longer; time of programs that split k
 over that of the model. Fitted to 307 times of `tma` and `tiled` on an H200."""
+COPY_INSTRUCTIONS, LOAD_INSTRUCTIONS = 3, 6
+"""Instructions of a thread to copy up to 16 bytes to shared memory asynchronously, and to load and
+store there one element of 16 bits, as an odd K needs it. Counted in machine code, not timed."""
 PERSISTENT_US = 0.8
 """What a persistent program takes longer to start than one of CUDA or CuTe."""
 
@@ -67,4 +70,25 @@ def _program_a_tile(problem: Problem, config: Config, gpu: Gpu) -> float:
         return us + memory_us
     sums_us = 4 * split * tile.m * tile.n / PARTIAL_BYTES_PER_US if split > 1 else 0.0
     busy_us = max(us, memory_us, _ring_us(problem, config, gpu))
+    busy_us += _unaligned_us(tile, split, problem, gpu)
     return busy_us * (SPLIT_TIME if split > 1 else 1.0) + sums_us
+
+
+def _unaligned_us(tile: Tile, split: int, problem: Problem, gpu: Gpu) -> float:
+    """What rows add that do not begin at multiples of 16 bytes.
+
+    Copies are as wide as the alignment, so there are more of them. There is none of 2 bytes: with
+    an odd K elements are loaded one by one, and every k-block waits for its own.
+    """
+    aligned, k = gcd(problem["K"], 8), problem["K"]
+    if aligned == 8:
+        return 0.0
+    programs = tile.count(problem) * split
+    elements = tile.count(problem) * (tile.m + tile.n) * k
+    if aligned > 1:
+        more, waits_us = COPY_INSTRUCTIONS * (1 / aligned - 1 / 8), 0.0
+    else:
+        more = LOAD_INSTRUCTIONS
+        k_blocks = ceil(programs / gpu.sms) * ceil(ceil(k / split) / tile.k)
+        waits_us = k_blocks * cost_model.LOAD_US
+    return cost_model.issue_us(more * elements, gpu, min(programs, gpu.sms)) + waits_us
