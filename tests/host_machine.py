@@ -21,7 +21,7 @@ from kernelcat.call import adapters, arrays, evidence, fast_path, operator
 from kernelcat.catalog.implementation import Config, Implementation
 from kernelcat.errors import MissingDependency
 from kernelcat.runtime import driver, gpu, launcher
-from kernelcat.store import Choice, Measurement
+from kernelcat.store import Choice, Measurement, calibration
 
 torch = pytest.importorskip("torch")
 
@@ -143,6 +143,8 @@ def installed(monkeypatch: pytest.MonkeyPatch, library: HostTorch | None = None)
     for module in (catalog, catalog.discovery):
         monkeypatch.setattr(module, "in_language", lambda name, language: kernels[language])
         monkeypatch.setattr(module, "languages", lambda name: tuple(kernels))
+    for name in ("models", "lent"):  # the shipped ones are of other kernels
+        monkeypatch.setattr(calibration, name, lambda sku: {})
     monkeypatch.setattr(arrays, "torch", lambda: plain)
     monkeypatch.setattr(launcher, "load", lambda *facts, device, zeros: host.load(*facts, device))
     monkeypatch.setattr(driver, "opened", lambda: host)

@@ -12,7 +12,7 @@ from kernelcat.catalog.spec import Problem
 from kernelcat.errors import InvalidArgument, MissingDependency, UnknownName, Unsupported
 from kernelcat.report.explain import Explanation
 from kernelcat.runtime import gpu
-from kernelcat.store import Choice
+from kernelcat.store import Choice, calibration
 
 GEMM = catalog.entry("gemm")
 H200, B200, A100 = gpu.SKUS["h200"], gpu.SKUS["b200"], gpu.SKUS["a100"]
@@ -60,6 +60,8 @@ def ladder(monkeypatch) -> dict[str, tuple[Implementation, ...]]:
     for module in (catalog, catalog.discovery):
         monkeypatch.setattr(module, "in_language", in_language)
         monkeypatch.setattr(module, "languages", lambda name: tuple(by_language))
+    for name in ("models", "lent"):  # the shipped ones are of other kernels
+        monkeypatch.setattr(calibration, name, lambda sku: {})
     return by_language
 
 

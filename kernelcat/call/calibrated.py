@@ -78,7 +78,7 @@ def _of_defaults(
     defaults = {}
     for name in model.coefficients:
         language, variant = name.split("/")
-        implementation = _find(problem.entry, language, variant)
+        implementation = _find(problem.entry, language, variant, gpu)
         if implementation is not None and variant != NAIVE and allows(language, variant):
             defaults[name] = [implementation.default(problem, gpu)]
     yield from _of_configs(model, defaults, problem, gpu, allows)
@@ -94,7 +94,7 @@ def _of_configs(
     """Predictions of ``configs_of``, language/variant -> configurations."""
     for name, configs in configs_of.items():
         language, variant = name.split("/")
-        implementation = _find(problem.entry, language, variant)
+        implementation = _find(problem.entry, language, variant, gpu)
         if implementation is None or not allows(language, variant):
             continue
         coefficients = model.coefficients[name]
@@ -110,7 +110,7 @@ def _of_mates(
     model: Calibrated, problem: Problem, gpu: Gpu, mates: Iterable[Choice]
 ) -> Iterator[Prediction]:
     for mate in itertools.islice(mates, MATES):
-        implementation = _find(problem.entry, mate.language, mate.variant)
+        implementation = _find(problem.entry, mate.language, mate.variant, gpu)
         if implementation is None or not mate.median_us:
             continue
         estimate_us = _estimate(implementation, mate.config, problem, gpu)
@@ -129,23 +129,30 @@ def _of_mates(
 def _estimate_of_row(
     language: str, variant: str, config: Config, problem: Problem, gpu: Gpu
 ) -> float | None:
-    implementation = _find(problem.entry, language, variant)
+    implementation = _find(problem.entry, language, variant, gpu)
     assert implementation is not None
     return _estimate(implementation, config, problem, gpu)
 
 
-def _find(entry: str, language: str, variant: str) -> Implementation | None:
-    """The implementation, or None where today's catalog or this installation lacks it."""
+def _find(entry: str, language: str, variant: str, gpu: Gpu) -> Implementation | None:
+    """The implementation, or None where today's catalog or this installation lacks it, or where it
+    does not serve GPUs like ``gpu``."""
     try:
-        return catalog.implementation(entry, language, variant)
+        found = catalog.implementation(entry, language, variant)
     except (MissingDependency, UnknownName):
         return None
+    return found if found.serves(gpu.arch) else None
 
 
 def _estimate(
     implementation: Implementation, config: Config, problem: Problem, gpu: Gpu
 ) -> float | None:
-    """The estimate in microseconds, or None where the configuration is not worth one."""
-    if implementation.why_not_predict(config, problem, gpu) is not None:
+    """The estimate in microseconds, or None where the configuration cannot serve or is not worth an
+    estimate. A choice asks for a hundred."""
+    if (
+        implementation.why_not_in_space(config) is not None
+        or implementation.illegal(config, problem, gpu) is not None
+        or implementation.unpromising(config, problem, gpu) is not None
+    ):
         return None
     return implementation.estimate(problem, config, gpu)

@@ -383,12 +383,8 @@ class Implementation:
 
     def why_not_try(self, config: Config, problem: Problem, gpu: Gpu) -> str | None:
         """Why ``config`` cannot serve or is not worth a try; None when it is worth a try."""
-        reason = self.why_not_predict(config, problem, gpu)
+        reason = self.why_not(config, problem, gpu) or self.unpromising(config, problem, gpu)
         return reason or self.too_slow(config, problem, gpu)
-
-    def why_not_predict(self, config: Config, problem: Problem, gpu: Gpu) -> str | None:
-        """Why ``config`` cannot serve, or need not be compared with others; or None."""
-        return self.why_not(config, problem, gpu) or self.unpromising(config, problem, gpu)
 
     def legal(self, problem: Problem, gpu: Gpu) -> Iterator[Config]:
         """Every configuration of the space that can serve ``problem`` on ``gpu``."""

@@ -44,9 +44,7 @@ def d_map(problem: Problem, chunk: tuple[int, int]) -> TensorMap | None:
 
 def why_not_tma(problem: Problem) -> str | None:
     """Why no tensor map describes the operands, or None."""
-    if problem["K"] == 0 or problem["K"] % 8:
-        return (
-            f"K={problem['K']} must be a positive multiple of 8: TMA needs rows of a multiple of "
-            "16 bytes"
-        )
+    k = problem["K"]
+    if k == 0 or k % 8:
+        return f"K={k} must be a positive multiple of 8: TMA needs rows of a multiple of 16 bytes"
     return None

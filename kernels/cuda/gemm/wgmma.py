@@ -115,10 +115,18 @@ def program(problem: Problem, config: Config, gpu: Gpu, kernel: str, maps: Maps)
 # ---- which configurations serve ----------------------------------------------------------------
 
 
-@lru_cache(maxsize=256)
+_last: tuple[Config, Problem, Gpu, Plan] | None = None
+
+
 def _plan(config: Config, problem: Problem, gpu: Gpu) -> Plan:
     """A call asks for the same plan in each of the following steps."""
-    return Plan.of(config, problem, gpu)
+    global _last
+    last = _last  # other threads may replace it
+    if last is not None and last[0] is config and last[1] is problem and last[2] is gpu:
+        return last[3]
+    plan = Plan.of(config, problem, gpu)
+    _last = config, problem, gpu, plan
+    return plan
 
 
 def illegal(config: Config, problem: Problem, gpu: Gpu) -> str | None:
@@ -162,6 +170,7 @@ def illegal_tiles(plan: Plan, problem: Problem, gpu: Gpu) -> str | None:
     return None
 
 
+@lru_cache(maxsize=1 << 14)  # more than the configurations of the space
 def hopeless(config: Config) -> str | None:
     """Tiles, schedules and clusters that win nowhere."""
     block_m, block_n = two_numbers(config["tile"])
