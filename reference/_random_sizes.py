@@ -7,6 +7,7 @@ around them. Nothing here is part of a kernel.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 from kernelcat.catalog.spec import Problem
@@ -96,6 +97,24 @@ def with_chunk(decoding: Problem, q_len: int) -> Problem:
     axes = {**decoding.values, "tokens": decoding["batch"] - 1 + q_len, "max_q": q_len}
     problem = Problem.of(decoding.entry, **axes)
     return Problem.of(problem.entry, **{**axes, "pages": pages_needed(problem)})
+
+
+def of_sequences(
+    shape: Problem,
+    sequences: dict[str, int | str],
+    slot_bytes: int,
+    flops: Callable[[Problem], int],
+) -> Problem | None:
+    """``shape`` with these sequences and the pages that they need; None where it is too large.
+
+    A slot of the cache takes ``slot_bytes``, and a problem ``flops(problem)`` operations.
+    """
+    problem = Problem.of(shape.entry, **{**shape.values, **sequences})
+    problem = Problem.of(shape.entry, **{**problem.values, "pages": pages_needed(problem)})
+    cache_bytes = problem["pages"] * problem["page_size"] * slot_bytes
+    if cache_bytes > MAX_CACHE_BYTES or flops(problem) > MAX_FLOPS:
+        return None
+    return with_pages(problem)
 
 
 def with_pages(problem: Problem) -> Problem:

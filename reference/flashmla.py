@@ -43,12 +43,9 @@ from kernelcat.reference._kv_cache import DTYPES
 from kernelcat.reference._mla_row import LATENT, PACKED, ROW, pack, unpack
 from kernelcat.reference._peers import peer_in
 from kernelcat.reference._random_sizes import (
-    MAX_CACHE_BYTES,
-    MAX_FLOPS,
-    pages_needed,
+    of_sequences,
     sequence_axes,
     with_chunk,
-    with_pages,
 )
 from kernelcat.reference._sequences import (
     ATTENTION_PRECONDITIONS,
@@ -273,14 +270,12 @@ def _problems() -> dict[str, Problem]:
 RANDOM_HEADS = (128, 64, 32, 16, 20)
 """Heads of random problems: DeepSeek-V3's on one to eight GPUs, and those of a smaller model."""
 
-UNUSUAL_CACHES = ("bfloat16", "bfloat16", PACKED_TYPE)
-
 
 def _random_problem(dice: Random) -> Problem:
     """What FlashInfer computes too: a cache of bfloat16, dense attention."""
     while True:
         heads, axes = dice.choice(RANDOM_HEADS), sequence_axes(dice, (64, 64, 64, 16))
-        problem = _of_sequences(latent(1, 1, heads, 1), axes)
+        problem = of_sequences(latent(1, 1, heads, 1), axes, 2 * ROW, _flops)
         if problem is not None:
             return problem
 
@@ -288,20 +283,11 @@ def _random_problem(dice: Random) -> Problem:
 def _unusual_problem(dice: Random) -> Problem:
     """Any heads and pages, caches of bfloat16 and of float8; dense attention."""
     while True:
-        shape = latent(1, 1, dice.randint(1, 128), 1, kv_dtype=dice.choice(UNUSUAL_CACHES))
-        problem = _of_sequences(shape, sequence_axes(dice, PAGE_SIZES))
+        heads, kv_dtype = dice.randint(1, 128), dice.choice(("bfloat16", "bfloat16", PACKED_TYPE))
+        shape = latent(1, 1, heads, 1, kv_dtype=kv_dtype)
+        problem = of_sequences(shape, sequence_axes(dice, PAGE_SIZES), 2 * ROW, _flops)
         if problem is not None:
             return problem
-
-
-def _of_sequences(shape: Problem, sequences: dict[str, int | str]) -> Problem | None:
-    """``shape`` with these sequences and the pages that they need; None where it is too large."""
-    problem = Problem.of("flashmla", **{**shape.values, **sequences})
-    problem = Problem.of("flashmla", **{**problem.values, "pages": pages_needed(problem)})
-    cache_bytes = problem["pages"] * problem["page_size"] * 2 * ROW
-    if cache_bytes > MAX_CACHE_BYTES or _flops(problem) > MAX_FLOPS:
-        return None
-    return with_pages(problem)
 
 
 ENTRY = Entry(

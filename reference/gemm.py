@@ -147,12 +147,8 @@ def _unusual_problem(dice: Random) -> Problem:
             dtype=dice.choice(DTYPES), bias=dice.random() < 0.25, residual=dice.random() < 0.25,
             activation=dice.choice(ACTIVATIONS),
         )  # fmt: skip
-        if 2 * problem["M"] * problem["N"] * problem["K"] <= MAX_FLOPS and not _constraint(problem):
+        if ENTRY.flops(problem) <= MAX_FLOPS and ENTRY.constraint(problem) is None:
             return problem
-
-
-def _constraint(problem: Problem) -> str | None:
-    return odd_error(problem, "B")
 
 
 ENTRY = Entry(
@@ -183,5 +179,5 @@ ENTRY = Entry(
     random_problem=_random_problem,
     unusual_problem=_unusual_problem,
     peers=(Peer("cublas", _cublas), Peer("quack", _quack)),
-    constraint=_constraint,
+    constraint=lambda problem: odd_error(problem, "B"),
 )

@@ -333,12 +333,8 @@ def _unusual_problem(dice: Random) -> Problem:
             packing=dice.choice(PACKINGS), bias=dice.random() < 0.25,
             activation=dice.choice(ACTIVATIONS),
         )  # fmt: skip
-        if 2 * problem["M"] * problem["N"] * problem["K"] <= MAX_FLOPS and not _constraint(problem):
+        if ENTRY.flops(problem) <= MAX_FLOPS and ENTRY.constraint(problem) is None:
             return problem
-
-
-def _constraint(problem: Problem) -> str | None:
-    return block_error(problem) or odd_error(problem, "W")
 
 
 ENTRY = Entry(
@@ -399,6 +395,6 @@ ENTRY = Entry(
     random_problem=_random_problem,
     unusual_problem=_unusual_problem,
     peers=(Peer("cublas", torch_matmul),),
-    constraint=_constraint,
+    constraint=lambda problem: block_error(problem) or odd_error(problem, "W"),
     signal=Signal(_exact, _least_sqnr),
 )  # fmt: skip

@@ -51,13 +51,10 @@ from kernelcat.reference._kv_cache import (
 )
 from kernelcat.reference._peers import peer_in
 from kernelcat.reference._random_sizes import (
-    MAX_CACHE_BYTES,
-    MAX_FLOPS,
     attention_heads,
-    pages_needed,
+    of_sequences,
     sequence_axes,
     with_chunk,
-    with_pages,
 )
 from kernelcat.reference._sequences import (
     ATTENTION_PRECONDITIONS,
@@ -343,7 +340,7 @@ def _random_problem(dice: Random) -> Problem:
         options = dice.choices(
             ({}, {"window": dice.choice((128, 1024, 4096))}, {"softcap": 50.0}), (8, 1, 1)
         )[0]
-        problem = _of_sequences(attention(1, heads, kv_heads, dim, 1, 1, **options), axes)
+        problem = _with_sequences(attention(1, heads, kv_heads, dim, 1, 1, **options), axes)
         if problem is not None:
             return problem
 
@@ -357,20 +354,13 @@ def _unusual_problem(dice: Random) -> Problem:
             kv_dtype=kv_dtype, has_scales=kv_dtype != "bfloat16", has_sinks=dice.random() < 0.25,
             window=dice.choice((0, 0, 128, 1024)), softcap=dice.choice((0.0, 0.0, 30.0)),
         )  # fmt: skip
-        problem = _of_sequences(shape, sequence_axes(dice, PAGE_SIZES))
+        problem = _with_sequences(shape, sequence_axes(dice, PAGE_SIZES))
         if problem is not None:
             return problem
 
 
-def _of_sequences(shape: Problem, sequences: dict[str, int | str]) -> Problem | None:
-    """``shape`` with these sequences and the pages that they need; None where it is too large."""
-    problem = Problem.of("paged_attn", **{**shape.values, **sequences})
-    problem = Problem.of("paged_attn", **{**problem.values, "pages": pages_needed(problem)})
-    slots = problem["pages"] * problem["page_size"]
-    cache_bytes = 2 * slots * problem["kv_heads"] * row_bytes(problem)
-    if cache_bytes > MAX_CACHE_BYTES or _flops(problem) > MAX_FLOPS:
-        return None
-    return with_pages(problem)
+def _with_sequences(shape: Problem, sequences: dict[str, int | str]) -> Problem | None:
+    return of_sequences(shape, sequences, 2 * shape["kv_heads"] * row_bytes(shape), _flops)
 
 
 ENTRY = Entry(

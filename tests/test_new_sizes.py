@@ -117,7 +117,7 @@ MAX_FUNCTIONS_OF_A_CHOICE = {
 }  # fmt: skip
 """Layer -> functions of a first call whose representative is new, by a measured row or a model.
 
-Models estimate the 90 configurations of a portfolio, in about a millisecond.
+Models estimate the 120 configurations of a portfolio, in about a millisecond.
 """
 
 
