@@ -48,5 +48,4 @@ IMPLEMENTATION = Implementation(
     estimate=partial(split.estimate, most_uneven=0.0),
     techniques=split.TECHNIQUES,
     rank=2,
-    unverified="it has not run on a GPU yet",
 )
