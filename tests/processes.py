@@ -1,8 +1,10 @@
-"""Processes that tests start: which of them run, what they started, and that they hear Ctrl-C."""
+"""Processes that tests start: which of them run, what they started and print, and Ctrl-C."""
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 from pathlib import Path
 
 
@@ -20,6 +22,18 @@ def children(pid: int) -> list[int]:
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
         return []
+
+
+def next_line(process: subprocess.Popen[str]) -> str:
+    """The next line that ``process`` prints, or what it printed after its last line.
+
+    ``readline`` would take what follows into its buffer, where ``communicate`` does not look.
+    """
+    assert process.stdout is not None
+    line = b""
+    while not line.endswith(b"\n") and (byte := os.read(process.stdout.fileno(), 1)):
+        line += byte
+    return line.decode()
 
 
 def hear_ctrl_c() -> None:

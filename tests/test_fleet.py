@@ -17,7 +17,7 @@ from pathlib import Path
 import postgres
 import pytest
 from click.testing import CliRunner
-from processes import hear_ctrl_c
+from processes import hear_ctrl_c, next_line
 
 from kernelcat.cli import main
 from kernelcat.errors import (
@@ -196,7 +196,7 @@ def test_control_c_keeps_all_rows_and_frees_the_gpus_and_the_next_tune_goes_on(
 ) -> None:
     fleet.tell(f"trap-close-{LARGE}", "worker SIGSTOP")
     tuning = start_tune(fleet, "small", "large")
-    assert tuning.stdout is not None and tuning.stdout.readline() == "begun\n"
+    assert next_line(tuning) == "begun\n"
     tuning.send_signal(signal.SIGINT)
     output, _ = tuning.communicate(timeout=20)
     assert tuning.returncode == 130
@@ -226,7 +226,7 @@ def test_two_submitting_processes_and_a_restarted_server_lose_nothing(
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.setenv("KERNELCAT_DB", own_server.database("tuning"))
     both = [start_tune(fleet, "small") for _ in range(2)]  # a GPU each
-    firsts = [tuning.stdout.readline() for tuning in both if tuning.stdout is not None]
+    firsts = [next_line(tuning) for tuning in both]
     assert "begun\n" in firsts  # one that comes late finds what the other has measured
     for number in (signal.SIGINT, signal.SIGQUIT):
         own_server.stop(number)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from postgres import Server
+from processes import next_line
 
 from kernelcat.errors import StoreError
 from kernelcat.store import Measurement, Store, journal, snapshot
@@ -61,7 +62,7 @@ def test_a_server_that_is_restarted_costs_no_row_and_no_reader(
     url = own_server.database("tuning")
     keepers = [keeper(url, f"run{i}", 150) for i in range(3)]
     for process in keepers:  # all have begun
-        assert process.stdout is not None and process.stdout.readline() == "begun\n"
+        assert next_line(process) == "begun\n"
     for _ in range(3):
         own_server.stop(number)
         time.sleep(0.2)
@@ -152,7 +153,7 @@ def test_writers_of_the_same_rows_in_opposite_order_do_not_block_each_other(
     both = [subprocess.Popen([*command, name, "2000"], stdin=pipe, stdout=pipe, stderr=pipe,
                              text=True) for name in ("up", "down")]  # fmt: skip
     for process in both:
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        assert next_line(process) == "ready\n"
     for process in both:
         assert process.stdin is not None
         process.stdin.write("go\n")
