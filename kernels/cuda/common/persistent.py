@@ -148,9 +148,8 @@ class PersistentPlan(ABC):
     @property
     def num_tiles(self) -> int:
         """Cluster tiles, each the tiles of all thread blocks of a cluster."""
-        return ceil(self.rows / (self.block_m * self.cluster_m)) * ceil(
-            self.cols / (self.block_n * self.cluster_n)
-        )
+        rows, cols = self.block_m * self.cluster_m, self.block_n * self.cluster_n
+        return (self.rows + rows - 1) // rows * ((self.cols + cols - 1) // cols)
 
     @property
     def outside(self) -> int:
@@ -173,8 +172,7 @@ class PersistentPlan(ABC):
     @property
     def num_work_items(self) -> int:
         """Whole tiles and splits of the others: clusters take one at a time."""
-        splits = self.num_split_tiles
-        return self.num_tiles - splits + splits * self.split_k
+        return self.num_tiles + self.num_split_tiles * (self.split_k - 1)
 
     @property
     def num_thread_blocks(self) -> int:

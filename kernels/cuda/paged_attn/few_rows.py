@@ -18,6 +18,11 @@ TABLE_LOADS = 4
 """Entries of the block table that a thread copies where there is a window."""
 TILE_US = 0.15
 """Microseconds of a warp for scores, softmax and products of 32 tokens of 64 elements."""
+CAPPED_US = 0.5
+"""Microseconds of a warp that bounds 32 scores of eight rows by a softcap, with up to
+``CAPPED_WARPS`` on an SM. Fitted to ten times of `staged` on an H200, which were 1.03 to 1.5 of the
+estimate without it, and are 0.86 to 1.2 of the one with it."""
+CAPPED_WARPS = 8
 GPC_SMS = 14
 """SMs of the smallest graphics processing cluster (GPC); a cluster lies within one GPC."""
 NO_OVERLAP_US = 1.0
@@ -66,9 +71,12 @@ def longest_waves(problem: Problem, waves: int) -> float:
 
 
 def tile_us(problem: Problem, config: Config, blocks: int, gpu: Gpu) -> float:
-    """Microseconds of a warp for a tile: warps of an SM take turns at the products."""
+    """Microseconds of a warp for a tile: warps of an SM take turns at products and scores."""
     warps = min(ceil(blocks / gpu.sms), config["blocks_per_sm"]) * config["num_warps"]
-    return TILE_US * config["tokens"] / 32 * problem["head_dim"] / 64 * max(1.0, warps / 12)
+    us = TILE_US * problem["head_dim"] / 64 * max(1.0, warps / 12)
+    if problem["softcap"]:
+        us += CAPPED_US * row_tiles(problem) * max(1.0, warps / CAPPED_WARPS)
+    return us * config["tokens"] / 32
 
 
 def next_launch_fits(clusters: int, cluster: int, blocks_per_sm: int, gpu: Gpu) -> bool:
