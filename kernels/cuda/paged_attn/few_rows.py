@@ -20,9 +20,10 @@ TILE_US = 0.15
 """Microseconds of a warp for scores, softmax and products of 32 tokens of 64 elements."""
 CAPPED_US = 0.5
 """Microseconds of a warp that bounds 32 scores of eight rows by a softcap, with up to
-``CAPPED_WARPS`` on an SM. Fitted to ten times of `staged` on an H200, which were 1.03 to 1.5 of the
-estimate without it, and are 0.86 to 1.2 of the one with it."""
+``CAPPED_WARPS`` on an SM. Fitted to ten times of `staged` on an H200, which are 1.04 to 1.47 of the
+estimate without it, and 0.87 to 1.19 of the one with it."""
 CAPPED_WARPS = 8
+"""Warps of an SM above which they take turns at that."""
 GPC_SMS = 14
 """SMs of the smallest graphics processing cluster (GPC); a cluster lies within one GPC."""
 NO_OVERLAP_US = 1.0
