@@ -230,8 +230,8 @@ struct PrefillConsumer {
   }
 
   // All KV tiles of a row tile, from the last to the first.
-  __device__ __forceinline__ void attend_row_tile(const RowTile& tile, State& keys, State& values,
-                                                  PipelineState<1>& queries) const {
+  __device__ __forceinline__ void attend_row_tile(const RowTile& tile, State& keys,
+                                                  State& values) const {
     const int first_row = warpgroup * kWgmmaM + warp_index() % 4 * 16 + lane_index() / 4;
     Rows rows;
 #pragma unroll
@@ -243,13 +243,15 @@ struct PrefillConsumer {
     float k_scale = 1.0f;
     if constexpr (Kind::kScales == Scales::kHead) k_scale = __ldg(args.k_scale + tile.kv_head);
     // All rows see all tokens of tiles [unmasked_begin, unmasked_end).
-    const int unmasked_end = max((tile.first_query_limit() + 1) / BLOCK_N, tile.begin);
-    const int unmasked_begin =
-        Kind::kWindow ? ceil_div(max(tile.last_query_limit() + 1 - args.window, 0), BLOCK_N) : 0;
+    const int begin = tile.begin;
+    const int unmasked_end = max((tile.first_query_limit() + 1) / BLOCK_N, begin);
+    int unmasked_begin = begin;
+    if constexpr (Kind::kWindow) {
+      const int first_token = max(tile.last_query_limit() + 1 - args.window, 0);
+      unmasked_begin = max(ceil_div(first_token, BLOCK_N), begin);
+    }
 
     clear_unused(tile, values);
-    shared.queries_full.wait(queries.phase);
-    queries.advance();
     int i = tile.end - 1;
     {
       Scores scores;
@@ -262,26 +264,28 @@ struct PrefillConsumer {
       exponentiate<true>(rows, scores, i, k_scale);
       round_weights(rows, scores);
     }
-    for (--i; i >= max(unmasked_end, tile.begin); --i) {
-      attend<true>(rows, keys, values, i, k_scale);
-    }
-    for (; i >= max(unmasked_begin, tile.begin); --i) {
-      attend<false>(rows, keys, values, i, k_scale);
-    }
+    for (--i; i >= unmasked_end; --i) attend<true>(rows, keys, values, i, k_scale);
+    for (; i >= unmasked_begin; --i) attend<false>(rows, keys, values, i, k_scale);
     if constexpr (Kind::kWindow) {
-      for (; i >= tile.begin; --i) attend<true>(rows, keys, values, i, k_scale);
+      for (; i >= begin; --i) attend<true>(rows, keys, values, i, k_scale);
     }
     if (lane_index() == 0) shared.queries_empty.arrive();
     attend_last(rows, values);
     store(rows, tile, first_row);
   }
 
-  __device__ __forceinline__ void run(const PrefillSchedule<Tile>& schedule) const {
+  __device__ __forceinline__ void run() const {
     State keys, values;
     PipelineState<1> queries;
     // The last warpgroup gives the first its first turn.
     if (kTakesTurns && warpgroup + 1 == Tile::kNumConsumers) pass_turn();
-    schedule.for_each([&](const RowTile& tile) { attend_row_tile(tile, keys, values, queries); });
+    while (true) {
+      shared.queries_full.wait(queries.phase);
+      const RowTile& tile = shared.row_tiles[queries.phase];
+      if (!tile.exists()) break;
+      attend_row_tile(tile, keys, values);
+      queries.advance();
+    }
   }
 };
 

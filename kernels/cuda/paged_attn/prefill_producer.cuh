@@ -1,9 +1,10 @@
-// What the producer warp of paged_attn/wgmma does: it loads queries, keys and values by TMA.
+// What the producer warp of paged_attn/wgmma does: it looks for the row tiles, and loads queries,
+// keys and values by TMA.
 #pragma once
 
 #include <kernelcat/cluster.cuh>
 
-#include "prefill_tile.cuh"
+#include "prefill_schedule.cuh"
 #include "tensor_load.cuh"
 
 namespace kernelcat {
@@ -34,6 +35,7 @@ struct PrefillProducer {
   __device__ __forceinline__ void load_queries(const RowTile& rows, uint32_t phase) const {
     shared.queries_empty.wait(phase ^ 1);
     if (lane_index() == 0) {
+      shared.row_tiles[phase] = rows;
       shared.queries_full.arrive_expect(Tile::BLOCK_M / group * group * kRowBytes * Tile::kChunks);
       for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
         tensor_load_4d(shared.queries[chunk], map_q, chunk * Tile::kChunkColumns, 0, rows.kv_head,
@@ -78,10 +80,11 @@ struct PrefillProducer {
 
   // KV tiles come from the last to the first. Values follow the keys one tile behind, as they are
   // consumed.
-  __device__ __forceinline__ void run(const PrefillSchedule<Tile>& schedule) const {
+  __device__ __forceinline__ void run(PrefillSchedule<Tile> schedule) const {
     State keys, values;
     PipelineState<1> queries;
-    schedule.for_each([&](const RowTile& rows) {
+    RowTile rows;
+    while (schedule.next(rows)) {
       int slot = slot_of(rows, rows.end - 1);
       load_keys(keys, rows, slot);
       load_queries(rows, queries.phase);
@@ -93,7 +96,12 @@ struct PrefillProducer {
         slot = next;
       }
       load_values(values, rows, slot);
-    });
+    }
+    shared.queries_empty.wait(queries.phase ^ 1);
+    if (lane_index() == 0) {
+      shared.row_tiles[queries.phase] = RowTile::none();
+      shared.queries_full.arrive();
+    }
   }
 };
 

@@ -8,7 +8,9 @@
 //
 // barrier             | who arrives (how many)            | who waits     | for what
 // --------------------|-----------------------------------|---------------|----------------------
-// queries_full        | producer (1), with bytes of TMA   | all consumers | queries have landed
+// queries_full        | producer (1), with bytes of TMA   | all consumers | queries have landed,
+// and
+//                     |                                   |               | row_tile says whose
 // queries_empty       | consumer warps (kConsumerWarps)   | producer      | queries have been read
 // keys_full[stage]    | producer (1), with bytes of TMA   | all consumers | keys have landed, the
 //                     | of the whole cluster              |               | parts of all loaders
@@ -45,7 +47,7 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1) paged_attn_wgmma(
     typename Kind::T* out,                    // (tokens, heads, head_dim)
     float* lse,                               // (tokens, heads)
     int batch, int heads, int kv_heads, int table_width, int window, float sm_scale, float softcap,
-    int num_slots, int num_row_tiles) {
+    int num_slots) {
   extern __shared__ uint8_t dynamic_shared[];
   const uint32_t padding = -shared_address(dynamic_shared) & 1023;  // to a swizzle atom
   auto& shared = *reinterpret_cast<PrefillShared<Tile>*>(dynamic_shared + padding);
@@ -91,14 +93,6 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1) paged_attn_wgmma(
                                     .sm_scale = sm_scale,
                                     .softcap = softcap};
   const int rank = kClusterSize > 1 ? cluster_rank() : 0;
-  const PrefillSchedule<Tile> schedule = {.kv_lens = kv_lens,
-                                          .cu_q = cu_q,
-                                          .batch = batch,
-                                          .kv_heads = kv_heads,
-                                          .group = args.group(),
-                                          .window = window,
-                                          .num_row_tiles = num_row_tiles,
-                                          .rank = rank};
   const int warpgroup = warp_index() / 4;
   if (warpgroup == Tile::kNumConsumers) {
     decrease_registers<Tile::kProducerRegisters>();
@@ -112,12 +106,13 @@ __global__ void __launch_bounds__(Tile::kNumThreads, 1) paged_attn_wgmma(
                                               .num_slots = num_slots,
                                               .group = args.group(),
                                               .rank = rank};
-      producer.run(schedule);
+      producer.run(
+          PrefillSchedule<Tile>(kv_lens, cu_q, batch, kv_heads, args.group(), window, rank));
     }
   } else {
     increase_registers<Tile::kConsumerRegisters>();
     const PrefillConsumer<Tile> consumer = {.shared = shared, .args = args, .warpgroup = warpgroup};
-    consumer.run(schedule);
+    consumer.run();
   }
   // A thread block must not exit while others of the cluster may still release its stages.
   if constexpr (kClusterSize > 1) cluster_sync();

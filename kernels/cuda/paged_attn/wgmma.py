@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import chain
 from math import ceil, gcd
+from typing import NamedTuple
 
 from kernelcat.catalog.cost_model import LAUNCH_US, copy_us
 from kernelcat.catalog.implementation import Config, Implementation, Int32, Program, Step, TensorMap
@@ -19,7 +21,7 @@ from kernelcat.kernels.cuda.paged_attn.operands import (
     why_no_boxes,
 )
 from kernelcat.reference._sequences import query_groups
-from kernelcat.reference.paged_attn import ENTRY, most_visible, tiles_seen
+from kernelcat.reference.paged_attn import ENTRY, most_visible
 from kernelcat.runtime.gpu import Gpu
 
 COLUMNS = 64
@@ -28,20 +30,22 @@ CONSUMER_REGISTERS = {2: 240, 3: 160}
 """Registers of a consumer thread, by the number of consumer warpgroups."""
 OTHER_REGISTERS = 32
 """Registers of a consumer thread beside scores, accumulators and weights."""
-EFFICIENCY = 1.0
-"""Fraction of the tensor cores' peak. This and the next numbers are fitted to 123 times of 30
-problems on an H200."""
-SCORE_US, CAPPED_US = 2.8e-5, 4e-5
-"""Microseconds of an SM for the softmax of a score that no product hides, and for its softcap."""
-START_US = 3.2
-"""From the launch to the first product, and from the last one to the end."""
+EFFICIENCY = 1.1
+"""Fraction of the tensor cores' peak at the clock of a data sheet. This and the next numbers are
+fitted to 654 times of 44 problems on an H200, with the lengths of each sequence."""
+SCORE_US, CAPPED_US = {2: 2.7e-5, 3: 2.2e-5}, 6.1e-5
+"""Microseconds of an SM for the softmax of a score that no product hides, by the number of consumer
+warpgroups; and for its softcap."""
+START_US, FILL_US = 3.0, 7.6e-5
+"""From the launch to the first product and from the last one to the end; and for each element of
+the first KV tile's keys."""
 ROW_TILE_US = 2.6
 """Microseconds that a thread block loses between two row tiles."""
-SHARED = 0.9
+SHARED = 0.98
 """Time of a token in a cluster of two, which loads keys and values once, over that of one thread
-block. This and the next number are fitted to each time against the others of its problem."""
-KV_TILE_US = 0.27
-"""Microseconds that a thread block waits at each KV tile."""
+block."""
+KV_TILE_US = {2: 0.175, 3: 0.15}
+"""Microseconds that a thread block waits at each KV tile, by the number of stages."""
 
 SPACE = {"block_m": (128, 192), "block_n": (128, 160, 64, 192), "stages": (2, 3), "cluster": (2, 1)}
 """In order of preference."""
@@ -128,7 +132,6 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
             *(cache_map(name, problem, _box_tokens(problem, config)) for name in CACHES),
             *params(problem),
             Int32(num_slots(problem)),
-            Int32(row_tiles),
         ),
         128 * (config["block_m"] // 64 + 1),
         _shared_bytes(problem, config),
@@ -137,34 +140,70 @@ def _program(problem: Problem, config: Config, gpu: Gpu) -> Program:
     return Program((step,))
 
 
-def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """Row tiles in whole waves of clusters, the longest ones, or bytes.
+class _RowTiles(NamedTuple):
+    """Row tiles of one key-value head: how many, and the tokens that the first and the last see."""
 
-    A row tile of one query takes as long for a cached token as a full one. Where a chunk of a
-    prompt is beside sequences with one query, and each cluster has two row tiles or more, some
-    cluster has both one of the chunk and the longest sequence, since row tiles are dealt out by
-    their number; with fewer row tiles it is the less likely. The last KV tile is half empty. Does
-    not depend on ``stages``.
+    count: int
+    fewest: float
+    most: float
+
+
+@lru_cache(64)  # the configurations of a choice ask for a few heights
+def _row_tiles_of(problem: Problem, queries: int) -> list[_RowTiles]:
+    """The row tiles of ``queries`` query tokens of each kind of sequence, shortest ones first."""
+    window, found = problem["window"], []
+    for sequences, new, tokens in sorted(query_groups(problem), key=lambda group: group.tokens):
+        most, fewest = tokens, tokens - new + min(queries, new)
+        if window:
+            seen = window + min(queries, new) - 1
+            most, fewest = min(most, seen), min(fewest, seen)
+        found.append(_RowTiles(sequences * ceil(new / queries), fewest, most))
+    return found
+
+
+def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
+    """All row tiles divided evenly, or the longest one, or as many as clusters take, or bytes.
+
+    Clusters take equally many row tiles, the longest first (prefill_schedule.cuh): so one has as
+    many as there are rounds, each of which is no shorter than those of the last round. A row tile
+    of one query takes as long for a cached token as a full one. The last KV tile is half empty.
     """
     if num_rows(problem) == 0:
         return LAUNCH_US
-    block_m, cluster = config["block_m"], config["cluster"]
-    in_tile = block_m // group(problem) * cluster  # queries of a cluster's row tiles
-    head_tiles, head_tokens = tiles_seen(problem, in_tile * group(problem))
-    tiles, mean = head_tiles * problem["kv_heads"], head_tokens / head_tiles
+    block_m, block_n, cluster = config["block_m"], config["block_n"], config["cluster"]
     rate = gpu.flops[problem["dtype"]] / gpu.sms * EFFICIENCY / 1e6  # a microsecond, of an SM
-    score_us = SCORE_US + (CAPPED_US if problem["softcap"] else 0.0)
+    score_us = SCORE_US[block_m // 64] + (CAPPED_US if problem["softcap"] else 0.0)
     token_us = block_m * (4 * problem["head_dim"] / rate + score_us)
-    token_us = (token_us + KV_TILE_US / config["block_n"]) * (SHARED if cluster > 1 else 1.0)
-    row_tile_us = ROW_TILE_US + config["block_n"] / 2 * token_us
-    waves_us = ceil(tiles / (gpu.sms // cluster)) * (row_tile_us + mean * token_us)
-    longest, groups = most_visible(problem, in_tile * group(problem)), query_groups(problem)
-    longest_us = row_tile_us + longest * token_us
-    if len(groups) > 1:
-        chance = min(max(tiles / (gpu.sms // cluster) - 1, 0.0), 1.0)
-        longest_us += chance * (row_tile_us + min(groups[0].tokens, longest) * token_us)
+    token_us = (token_us + KV_TILE_US[config["stages"]] / block_n) * (SHARED if cluster > 1 else 1)
+    row_tile_us = ROW_TILE_US + block_n / 2 * token_us
+
+    queries = block_m // group(problem) * cluster  # of a cluster's row tile
+    groups = _row_tiles_of(problem, queries)
+    heads, clusters = problem["kv_heads"], gpu.sms // cluster
+    tiles = heads * sum(tiles.count for tiles in groups)
+    tokens = heads * sum(tiles.count * (tiles.fewest + tiles.most) / 2 for tiles in groups)
+    longest_us = row_tile_us + most_visible(problem, queries * group(problem)) * token_us
+    rounds = ceil(tiles / clusters)
+    last_tokens, most = _last_round(groups, heads, tiles - (rounds - 1) * clusters)
+    seen = max(tokens / clusters, (tokens - last_tokens) / clusters + most)
+    even_us = rounds * row_tile_us + seen * token_us
     bytes_us = copy_us(ENTRY.bytes_moved(problem), gpu, 0.9 * min(1.0, tiles * cluster / gpu.sms))
-    return float(START_US + max(waves_us, longest_us, bytes_us))
+    start_us = START_US + FILL_US * block_n * problem["head_dim"]
+    return float(start_us + max(even_us, longest_us, bytes_us))
+
+
+def _last_round(groups: list[_RowTiles], heads: int, left: int) -> tuple[float, float]:
+    """The tokens that the ``left`` row tiles of the last round see together, and the first one."""
+    tokens, most = 0.0, 0.0
+    for of_group in groups:
+        count = heads * of_group.count
+        taken = min(left, count)
+        most = of_group.fewest + taken / count * (of_group.most - of_group.fewest)
+        tokens += taken * (of_group.fewest + most) / 2
+        left -= taken
+        if left == 0:
+            break
+    return tokens, most
 
 
 def _default(problem: Problem, gpu: Gpu) -> Config:
