@@ -9,6 +9,7 @@
 #include <kernelcat/mma.cuh>
 #include <kernelcat/sequences.cuh>
 
+#include "softcap.cuh"
 #include "tile_rows.cuh"
 
 namespace kernelcat {
@@ -43,7 +44,7 @@ struct DecodeRowState {
   float accumulators[kSteps][kGroups][4];
   float row_max[kGroups][2];
   float row_sum[kGroups][2];       // of the lane's tokens, until reduce_row_sums()
-  float score_factor[kGroups][2];  // in base 2, or before the softcap
+  float score_factor[kGroups][2];  // in base 2; with a softcap it gives cap_score's exponent
   int last_visible[kRowTiles][2];  // the last token that a row sees
 
   // Loads the queries and clears the accumulators. `first` has the rows of the first head; a head's
@@ -56,7 +57,8 @@ struct DecodeRowState {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       const TileRows<Kind> rows = first.of_head(g / kRowTiles);
-      float scale = Kind::kSoftcap ? args.sm_scale / args.softcap : args.sm_scale * kLog2E;
+      float scale = args.sm_scale * kLog2E;
+      if constexpr (Kind::kSoftcap) scale *= 2.0f / args.softcap;
       if constexpr (Kind::kScales == Scales::kHead) scale *= args.k_scale[rows.kv_head];
       const int r = g % kRowTiles, row = 8 * r + lane / 4;
       uint32_t (&words)[kSteps][2] = queries[g];
@@ -110,7 +112,7 @@ struct DecodeRowState {
         for (int j = 0; j < 4; ++j) {
           float& score = scores[t][g][j];
           score *= score_factor[g][j % 2];
-          if constexpr (Kind::kSoftcap) score = args.softcap * kLog2E * tanhf(score);
+          if constexpr (Kind::kSoftcap) score = cap_score(score, args.softcap * kLog2E);
         }
       }
     }

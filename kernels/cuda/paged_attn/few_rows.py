@@ -18,10 +18,9 @@ TABLE_LOADS = 4
 """Entries of the block table that a thread copies where there is a window."""
 TILE_US = 0.15
 """Microseconds of a warp for scores, softmax and products of 32 tokens of 64 elements."""
-CAPPED_US = 0.5
+CAPPED_US = 0.1
 """Microseconds of a warp that bounds 32 scores of eight rows by a softcap, with up to
-``CAPPED_WARPS`` on an SM. Fitted to ten times of `staged` on an H200, which are 1.04 to 1.47 of the
-estimate without it, and 0.87 to 1.19 of the one with it."""
+``CAPPED_WARPS`` on an SM. Fitted to 376 times of `staged` for 26 problems on an H200."""
 CAPPED_WARPS = 8
 """Warps of an SM above which they take turns at that."""
 GPC_SMS = 14
