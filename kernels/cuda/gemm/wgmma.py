@@ -34,7 +34,10 @@ from kernelcat.runtime.gpu import Gpu
 MIN_STAGES = 3
 MAX_SWAPPED_WAVES = 0.95
 """Waves of large swapped tiles over those of the same tiles unswapped, above which no tile is
-swapped."""
+swapped, but flat ones."""
+FLAT_COLS = 144
+"""Columns from which a tile of 64 rows is flat: few such tiles have one each on an SM, and two that
+share the 64 rows load them from memory once."""
 MAX_CLUSTER_WAVES = 2
 """Waves of tiles up to which clusters of more than two thread blocks are tried: many tiles share
 operands in L2."""
@@ -58,9 +61,9 @@ TECHNIQUES = {
 SPACE = {
     "tile": (
         *("64x16", "64x32", "64x40", "64x48", "64x56", "64x64", "64x72", "64x80", "64x96"),
-        *("64x112", "64x128", "64x144", "64x192", "64x256"),
-        *("128x16", "128x32", "128x64", "128x96", "128x128", "128x144", "128x160", "128x176"),
-        *("128x192", "128x208", "128x224", "128x256"),
+        *("64x112", "64x128", "64x144", "64x160", "64x176", "64x192", "64x256"),
+        *("128x16", "128x32", "128x64", "128x96", "128x112", "128x128", "128x144", "128x160"),
+        *("128x176", "128x192", "128x208", "128x224", "128x256"),
         *("192x128", "192x144", "192x160", "192x176", "192x192"),
         *("256x64", "256x96", "256x128", "256x144", "256x160", "256x176", "256x192"),
     ),
@@ -186,9 +189,15 @@ def hopeless(config: Config) -> str | None:
         is_small = block_n < 64 and not config["swap"]
     if is_small:
         return f"tiles of {block_m} x {block_n} read operands too often"
-    if (cluster_m > 1) != (cluster_n > 1) and (cluster_n > 1) != (block_m > block_n):
+    shares_rows = _is_flat(block_m, block_n) and config["swap"] and size == 2
+    is_line = (cluster_m > 1) != (cluster_n > 1)
+    if is_line and not shares_rows and (cluster_n > 1) != (block_m > block_n):
         return "a cluster should share the operand of which a tile needs more"
     return None
+
+
+def _is_flat(block_m: int, block_n: int) -> bool:
+    return block_m == 64 and block_n >= FLAT_COLS
 
 
 def unpromising(config: Config, problem: Problem, gpu: Gpu) -> str | None:
@@ -209,7 +218,11 @@ def _unpromising_tile(plan: Plan, config: Config) -> str | None:
             return f"skinny tiles are as wide as M={plan.cols}: {narrowest} columns"
         if plan.pingpong or plan.cluster_size > 1 or block_m > 128:
             return "skinny products wait for memory: nothing to overlap or to share"
-    elif plan.swap and plan.waves > MAX_SWAPPED_WAVES * plan.unswapped.waves:
+    elif (
+        plan.swap
+        and plan.waves > MAX_SWAPPED_WAVES * plan.unswapped.waves
+        and not (_is_flat(block_m, block_n) and plan.is_one_small_tile)
+    ):
         return f"{plan.waves:.3g} waves of swapped tiles, {plan.unswapped.waves:.3g} of others"
     elif plan.rows <= 64:
         return f"M={plan.rows} rows fill wgmma's 64 rows only when operands are swapped"
@@ -316,9 +329,9 @@ _RING = replace(
 """Fitted, as the next numbers, to 610 times of `wgmma` and `fitted` on an H200: of named and random
 problems, and screened ones of 18 more. The model is off by 1.06 in place of 1.077; fitted to half
 of the problems, by 1.062 on the others."""
-_FLAT_SHARED, _FLAT_ALONE = 1.2, 0.955
-"""Measured over modelled time of the tensor cores for tiles of 64 rows: in a cluster, and where
-each is alone on its SM and in no cluster."""
+_FLAT_SHARED, _FLAT_ROWS_SHARED, _FLAT_ALONE = 1.2, 0.98, 0.955
+"""Measured over modelled time of the tensor cores for tiles of 64 rows: in a cluster, in one of two
+that share the 64 rows, and where each is alone on its SM and in no cluster."""
 _SHARED = {1: 1.0, 2: 0.916, 4: 0.864, 8: 0.894}
 """Thread blocks of a cluster -> measured over modelled time of the tensor cores."""
 _CLUSTER_US = {1: 0.0, 2: 0.09, 4: 0.3, 8: 0.22}
@@ -347,7 +360,8 @@ def _slowdown(plan: Plan) -> float:
     if plan.block_m > 64:
         return slowdown
     if plan.cluster_size > 1:
-        return slowdown * _FLAT_SHARED
+        shares_rows = plan.cluster_n == 2 and plan.cluster_m == 1
+        return slowdown * (_FLAT_ROWS_SHARED if shares_rows else _FLAT_SHARED)
     return slowdown * (_FLAT_ALONE if plan.is_alone else 1.0)
 
 
