@@ -156,6 +156,8 @@ WGMMA_TILE_US = 1.95
 SHORT_TILES, SHORT_SCORES_FIRST, SCORES_FIRST = 16, 0.93, 1.03
 """``scores_first`` takes 0.90 to 0.98 of the time where each thread block has all tiles of tokens
 and these are few, and 0.99 to 1.10 elsewhere (51 pairs of times on an H200)."""
+SMALLEST_PAGE = 16
+"""Tokens that TMA must load at once. Pages smaller than a tile cost 3 % at most."""
 WGMMA_WIDEN_US = 1.07
 """What a tile of packed rows takes longer."""
 WGMMA_SPLITS = (1, 2, 3, 4, 6, 8, 11, 16, 22, 32, 44, 64)
@@ -177,8 +179,11 @@ def _illegal_wgmma(config: Config, problem: Problem, gpu: Gpu) -> str | None:
         return "packed rows are widened by each thread block, not multicast: cluster must be 1"
     if is_packed(problem) and problem["dtype"] != "bfloat16":
         return "packed rows are widened to bfloat16 only: float16 does not fit the registers"
-    if not is_packed(problem) and problem["page_size"] % WGMMA_BLOCK:
-        return f"page_size={problem['page_size']} must be a multiple of tiles of {WGMMA_BLOCK}"
+    page_size = problem["page_size"]
+    if not is_packed(problem) and page_size < SMALLEST_PAGE:
+        return f"page_size={page_size}: TMA loads {SMALLEST_PAGE} tokens or more at once"
+    if not is_packed(problem) and page_size < WGMMA_BLOCK and config["cluster"] > 1:
+        return f"a page of {page_size} tokens is not divided among a cluster"
     row_tiles = num_row_tiles(problem, WGMMA_BLOCK)
     if row_tiles % config["cluster"]:
         return f"clusters of two thread blocks take an even number of row tiles, not {row_tiles}"

@@ -4,7 +4,8 @@ A thread block has 64 rows: heads of query tokens. Its two consumer warpgroups t
 tokens in turn. One computes the weights of a tile and gives them to the other through shared
 memory, and each adds 256 of the 512 columns of the values: tensor cores have work while either
 warpgroup computes its softmax. This schedule is FlashMLA's "seesaw", here with a single buffer for
-weights that the warpgroups use in turn. A producer warp loads tiles by TMA, 64 columns at a time.
+weights that the warpgroups use in turn. A producer warp loads tiles by TMA, 64 columns at a time;
+where a page has fewer tokens than a tile, page by page.
 Products begin with the first piece that arrives, and the parts of a stage are released one by one.
 Two thread blocks with different heads of a sequence may form a cluster, where each loads a half of
 every piece for both. Packed rows go through the registers of four producer warps that widen them to
@@ -94,6 +95,8 @@ class Wgmma(Seesaw, Result, Gather):
         self.producer_registers, self.mma_registers = (88, 208) if packed else (24, 240)
         self.cluster, self.scores_first, self.split = cluster, scores_first, split
         self.is_causal = is_causal
+        self.box = BLOCK if packed else min(page_size, BLOCK)  # tokens that TMA loads at once
+        assert self.box == BLOCK or (cluster == 1 and BLOCK % self.box == 0)
 
     @cute.jit
     def __call__(
@@ -126,13 +129,17 @@ class Wgmma(Seesaw, Result, Gather):
         q_layout = sm90.make_smem_layout_a(k_major, tile, self.dtype, PIECES)
         k_layout = sm90.make_smem_layout_b(k_major, tile, self.dtype, STAGES * PIECES)
         p_layout = sm90.make_smem_layout_a(k_major, tile, self.dtype, 1)
+        # The same memory as k_layout: the boxes of a piece follow each other.
+        box_layout = sm90.make_smem_layout_b(
+            k_major, (BLOCK, self.box, PIECE), self.dtype, STAGES * PIECES * BLOCK // self.box
+        )
         q_atom, tQ = load_atom(mQ, q_layout, (BLOCK, PIECE))
         mC = mS = None
         if cutlass.const_expr(self.packed):
             k_atom, tK = q_atom, tQ
             mC, mS = packed_rows(kv_cache, self.dtype, VECTOR), packed_rows(kv_cache, Float32, 1)
         else:
-            k_atom, tK = load_atom(mK, k_layout, (BLOCK, PIECE), self.cluster)
+            k_atom, tK = load_atom(mK, box_layout, (self.box, PIECE), self.cluster)
 
         @cute.struct
         class SharedStorage:
@@ -167,6 +174,7 @@ class Wgmma(Seesaw, Result, Gather):
             ),
             q_layout,
             k_layout,
+            box_layout,
             p_layout,
             *make_mmas(self.dtype),
             heads,
@@ -197,6 +205,7 @@ class Wgmma(Seesaw, Result, Gather):
         mPartial: cute.Tensor,  # (2, LATENT / 2 + 2, BLOCK, num_splits, tiles)
         q_layout: cute.ComposedLayout,
         k_layout: cute.ComposedLayout,
+        box_layout: cute.ComposedLayout,
         p_layout: cute.ComposedLayout,
         qk_mma: cute.TiledMma,
         own_mma: cute.TiledMma,
@@ -256,9 +265,10 @@ class Wgmma(Seesaw, Result, Gather):
             if (warp_idx == PRODUCER_WARP) & has_rows:
                 self.load_query(q_atom, mQ, sQ, q_full, q_begin * heads + row_begin)
                 if cutlass.const_expr(not self.packed):
+                    sBoxes = storage.k.get_tensor(box_layout.outer, swizzle=box_layout.inner)
                     self.produce(
-                        k_atom, mK, sK, full, empty, mTable[None, seq], split_idx, num_splits,
-                        num_tiles,
+                        k_atom, mK, sBoxes, full, empty, mTable[None, seq], kv_len, split_idx,
+                        num_splits, num_tiles,
                     )  # fmt: skip
             if cutlass.const_expr(self.packed):  # noqa: SIM102  (the DSL's own branch)
                 if has_rows:
@@ -306,28 +316,42 @@ class Wgmma(Seesaw, Result, Gather):
         self,
         k_atom: cute.CopyAtom,
         mK: cute.Tensor,  # (slots, ROW)
-        sK: cute.Tensor,  # (BLOCK, PIECE, STAGES * PIECES)
+        sBoxes: cute.Tensor,  # (box, PIECE, STAGES * PIECES * boxes)
         full: cute.Pointer,  # (STAGES * PIECES,)
         empty: cute.Pointer,  # (STAGES * PARTS,)
         gTable: cute.Tensor,  # (table_width,)
+        kv_len: Int32,
         split_idx: Int32,
         num_splits: Int32,
         num_tiles: Int32,
     ):
-        """Loads all tiles; runs in one warp, whose lanes look up the pages of 32 tiles at once."""
+        """Loads all tiles; runs in one warp, whose lanes look up the pages of 32 boxes at once.
+
+        A box beyond the sequence's last page is that page once more: entries of the table behind it
+        are not used.
+        """
         rank = Int32(0)
         if cutlass.const_expr(self.cluster > 1):
             rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
         cluster_mask = (1 << self.cluster) - 1
-        k = operand(k_atom, sK, mK, (BLOCK, PIECE), self.cluster, rank, cluster_mask)
-        page_tiles = self.page_size // BLOCK
+        k = operand(k_atom, sBoxes, mK, (self.box, PIECE), self.cluster, rank, cluster_mask)
+        boxes, page_boxes = BLOCK // self.box, self.page_size // self.box
+        lane_tiles = LANES // boxes
         page, lane = Int32(0), cute.arch.lane_idx()
         for index in cutlass.range(num_tiles, unroll=1):
-            if index % LANES == 0:
-                lane_index = cutlass.min(index + lane, num_tiles - 1)
-                page = gTable[(split_idx + lane_index * num_splits) // page_tiles]
+            if index % lane_tiles == 0:
+                lane_index = cutlass.min(index + lane // boxes, num_tiles - 1)
+                entry = (split_idx + lane_index * num_splits) // page_boxes
+                if cutlass.const_expr(boxes > 1):
+                    last = (kv_len - 1) // self.page_size
+                    entry = cutlass.min(entry * boxes + lane % boxes, last)
+                page = gTable[entry]
             tile = split_idx + index * num_splits
-            slot_tile = cute.arch.shuffle_sync(page, index % LANES) * page_tiles + tile % page_tiles
+            slot_boxes = [
+                cute.arch.shuffle_sync(page, index % lane_tiles * boxes + j) * page_boxes
+                + tile % page_boxes
+                for j in range(boxes)
+            ]
             stage, phase = index % STAGES, (index // STAGES + 1) % 2
             for part in cutlass.range_constexpr(PARTS):
                 # First the columns that only keys have, then the half of the tile's own warpgroup.
@@ -340,7 +364,8 @@ class Wgmma(Seesaw, Result, Gather):
                     piece = stage * PIECES + first + i
                     with cute.arch.elect_one():
                         cute.arch.mbarrier_arrive_and_expect_tx(full + piece, PIECE_BYTES)
-                    load(k, slot_tile, first + i, piece, full + piece)
+                    for j in cutlass.range_constexpr(boxes):
+                        load(k, slot_boxes[j], first + i, piece * boxes + j, full + piece)
 
     @cute.jit
     def consume(
