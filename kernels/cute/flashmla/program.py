@@ -218,7 +218,7 @@ other."""
 
 QUEUE = 0.35
 """Share of the others' work after which a thread block of the longest sequence begins, where not
-all of them run at once: sequences come in any order."""
+all of them run at once: sequences come in any order, and the longest rarely is the chunk."""
 
 
 def attend_us(
@@ -235,7 +235,8 @@ def attend_us(
 ) -> float:
     """Time of the waves of thread blocks, ``tile_us`` for a tile of tokens, or of the bytes.
 
-    ``is_causal``: row tiles end at the last token that they see, and the longest begin first.
+    ``is_causal``: row tiles end at the last token that they see, and the longest of each sequence
+    begin first.
     """
     if is_empty(problem):
         return LAUNCH_US
@@ -264,7 +265,7 @@ def attend_us(
         busy_us = (row_tiles * tiles * tile_us + ctas * START_US) / resident_ctas
         longest_us = ceil(ceil(lengths.longest / block_n) / splits) * tile_us + START_US
         queue_us = 0.0
-        if waves > 1 and not is_causal:
+        if waves > 1 and (not is_causal or len(groups) > 1):
             busy_us = max(busy_us, memory_us)
             queue_us = QUEUE * min(busy_us, longest_us)
         busy_us = max(busy_us, longest_us) + queue_us
