@@ -223,6 +223,8 @@ MMA_EFFICIENCY = 0.55
 """Part of the tensor cores' peak that products reach while no softmax is computed."""
 SOFTMAX_INSTRUCTIONS = 8.2
 """Instructions of a thread for a score of a tile of 64 or more rows: maximum, exponential, sum."""
+CAP_INSTRUCTIONS = 5
+"""Instructions more for a score that a softcap bounds (tile.py): exponential, reciprocal, sums."""
 TOKEN_INSTRUCTIONS = 400
 """Instructions for a cached token of a head, whatever its dimension: page, address, softmax."""
 ELEMENT_INSTRUCTIONS = {FP8: 14.8, NVFP4: 18.0}
@@ -282,7 +284,8 @@ def _busy_us(problem: Problem, config: Config, programs: int, gpu: Gpu) -> float
     flops = 4 * problem["head_dim"] * scores
     math_us = flops / (gpu.flops[problem["dtype"]] * MMA_EFFICIENCY * busy / gpu.sms) * 1e6
     if config["block_m"] >= 64:
-        return math_us + cost_model.issue_us(SOFTMAX_INSTRUCTIONS * scores, gpu, busy)
+        per_score = SOFTMAX_INSTRUCTIONS + (CAP_INSTRUCTIONS if problem["softcap"] else 0)
+        return math_us + cost_model.issue_us(per_score * scores, gpu, busy)
     per_element = ELEMENT_INSTRUCTIONS.get(problem["kv_dtype"], 2)
     per_token = TOKEN_INSTRUCTIONS + per_element * 2 * problem["head_dim"]
     return max(math_us, cost_model.issue_us(per_token * tokens, gpu, busy))
