@@ -82,3 +82,21 @@ def test_few_heads_compile_without_spills(name: str, config: Config) -> None:
     assert SPLIT.why_not(config, PROBLEMS[name], H200) is None
     (step, *_) = SPLIT.program(PROBLEMS[name], config, H200).steps
     assert jit.build(step.source, "sm_90a").metadata["spill_bytes"] == 0
+
+
+def test_a_tile_of_small_pages_is_loaded_page_by_page() -> None:
+    config, loads = Config(cluster=1, scores_first=False, splits=1), {}
+    for page_size in (16, 64):
+        problem = latent(2, 40, 16, 480, page_size)
+        assert WGMMA.why_not(config, problem, H200) is None
+        artifact = jit.build(WGMMA.program(problem, config, H200).steps[0].source, "sm_90a")
+        opcodes = inspect.inspect(artifact).opcodes
+        loads[page_size] = sum(n for opcode, n in opcodes.items() if opcode.startswith("UTMALDG"))
+    pieces = loads[64] // 2  # of a tile of queries, and of one of tokens
+    assert loads == {64: 2 * pieces, 16: pieces + 4 * pieces}
+
+
+def test_pages_that_tma_cannot_load_are_refused() -> None:
+    one, two = (Config(cluster=n, scores_first=False, splits=1) for n in (1, 2))
+    assert "TMA loads 16" in WGMMA.why_not(one, latent(2, 40, 16, 480, 1), H200)
+    assert "cluster" in WGMMA.why_not(two, latent(2, 40, 16, 480, 16), H200)
