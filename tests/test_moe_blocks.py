@@ -107,6 +107,26 @@ def test_blocks_can_be_forgotten():
     assert blocks.pools[0].num_cached == 0
 
 
+def test_shared_blocks_can_be_forgotten():
+    blocks = manager()
+    first = opened(blocks, range(10))
+    second = blocks.open(hashes_of(range(10)), 2)
+    blocks.pools[0].forget_blocks()
+    blocks.check_integrity()
+    blocks.close(first)
+    blocks.check_integrity()
+    blocks.close(second)
+    blocks.check_integrity()
+    assert blocks.pools[0].num_available == blocks.pools[0].num_pages - 1
+
+
+def test_a_page_that_is_shared_without_a_name_is_found():
+    pool = PagePool(3)
+    (page,) = pool.take(1)
+    pool.share(page)
+    assert pool.faults({page: 2}) == [f"shared page {page} has no hash"]
+
+
 # ---- sharing ------------------------------------------------------------------------------------
 
 

@@ -56,6 +56,7 @@ class PagePool:
         self._cold: OrderedDict[int, None] = OrderedDict()
         self._by_hash: dict[bytes, int] = {}
         self._num_forgotten = [0] * num_pages
+        self._nameless: set[int] = set()  # in use, and their blocks were forgotten
 
     @property
     def num_available(self) -> int:
@@ -138,6 +139,7 @@ class PagePool:
             self._references[page] -= 1
             if self._references[page]:
                 continue
+            self._nameless.discard(page)
             if self._hashes[page] is None:
                 self._free.append(page)
             else:
@@ -158,8 +160,13 @@ class PagePool:
         return self._hashes[page]
 
     def forget_blocks(self) -> None:
-        """Removes all hashes, for example because a fault may have spoiled what pages hold."""
+        """Removes all hashes, for example because a fault may have spoiled what pages hold.
+
+        Block tables keep the pages that they have, shared ones among them.
+        """
         for page in list(self._by_hash.values()):
+            if self._references[page]:
+                self._nameless.add(page)
             self._forget(page)
         for pages in (self._cold, self._cached):
             self._free.extend(pages)
@@ -192,6 +199,7 @@ class PagePool:
         found += [f"free page {page} has a hash" for page in self._free if page in by_page]
         cached = (*self._cold, *self._cached)
         found += [f"cached page {page} has no hash" for page in cached if page not in by_page]
-        shared = (page for page, count in references.items() if count > 1)
-        found += [f"shared page {page} has no hash" for page in shared if page not in by_page]
+        shared = {page for page, count in references.items() if count > 1}
+        for page in sorted(shared - by_page.keys() - self._nameless):
+            found.append(f"shared page {page} has no hash")
         return found
