@@ -162,11 +162,12 @@ def _row_tiles_of(problem: Problem, queries: int) -> list[_RowTiles]:
 
 
 def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
-    """All row tiles divided evenly, or the longest one, or as many as clusters take, or bytes.
+    """All row tiles divided evenly, or the longest one, or bytes.
 
-    Clusters take equally many row tiles, the longest first (prefill_schedule.cuh): so one has as
-    many as there are rounds, each of which is no shorter than those of the last round. A row tile
-    of one query takes as long for a cached token as a full one. The last KV tile is half empty.
+    Clusters take equally many row tiles, the longest first (prefill_schedule.cuh). In the last
+    round some take none: so no cluster with one has less than an even part of the rounds before,
+    and the longest row tile of that round. A row tile of one query takes as long for a cached token
+    as a full one. The last KV tile is half empty.
     """
     if num_rows(problem) == 0:
         return LAUNCH_US
@@ -193,7 +194,7 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
 
 
 def _last_round(groups: list[_RowTiles], heads: int, left: int) -> tuple[float, float]:
-    """The tokens that the ``left`` row tiles of the last round see together, and the first one."""
+    """The tokens that the ``left`` row tiles of the last round see together, and the longest."""
     tokens, most = 0.0, 0.0
     for of_group in groups:
         count = heads * of_group.count
