@@ -2,7 +2,7 @@
 
 from kernelcat.report.techniques.code import Instruction, Launch
 from kernelcat.report.techniques.evidence import Test
-from kernelcat.report.techniques.measured import TIE, Counted, Effect, Kept
+from kernelcat.report.techniques.measured import SLOWER, TIE, Counted, Effect, Kept
 from kernelcat.report.techniques.technique import Group, Technique
 
 GROUP = Group(
@@ -182,10 +182,17 @@ GROUP = Group(
                 ),
                 Effect(
                     "paged_attn",
-                    "prefill-1x16384-32/8x128-p64",
+                    "prefill-4x4096-32/8x128-p64",
                     "cuda/wgmma",
                     "peer/flash_attn_4",
                     TIE,
+                ),
+                Effect(
+                    "paged_attn",
+                    "prefill-1x16384-32/8x128-p64",
+                    "cuda/wgmma",
+                    "peer/flash_attn_4",
+                    SLOWER,
                 ),
             ),
         ),
