@@ -21,9 +21,9 @@ TYPE_CHECKING = False  # stands for typing.TYPE_CHECKING: importing typing would
 if TYPE_CHECKING:
     from kernelcat.call.debugging import debug
     from kernelcat.call.locking import use_lock
-    from kernelcat.call.operator import entries, reload
     from kernelcat.call.oracle import reference
     from kernelcat.call.recording import record
+    from kernelcat.call.registry import entries, reload
     from kernelcat.call.typed import get
     from kernelcat.catalog.implementation import Config
     from kernelcat.catalog.spec import Problem
@@ -57,14 +57,14 @@ _HOMES = {
     "Problem": "kernelcat.catalog.spec",
     "checkpoint": "kernelcat.layers",
     "debug": "kernelcat.call.debugging",
-    "entries": "kernelcat.call.operator",
+    "entries": "kernelcat.call.registry",
     "fp4": "kernelcat.layers",
-    "get": "kernelcat.call.operator",
+    "get": "kernelcat.call.registry",
     "mla": "kernelcat.layers",
     "prepare": "kernelcat.jit.bundle",
     "record": "kernelcat.call.recording",
     "reference": "kernelcat",
-    "reload": "kernelcat.call.operator",
+    "reload": "kernelcat.call.registry",
     "use_lock": "kernelcat.call.locking",
 }
 """Public name -> the module that defines the name, or the package that holds the module."""

@@ -36,7 +36,7 @@ import torch
 
 import kernelcat
 from kernelcat import catalog
-from kernelcat.call import arrays, operator, torch_operators
+from kernelcat.call import arrays, operator, registry, torch_operators
 from kernelcat.runtime import driver, gpu, launcher
 
 SHAPE = (128, 128, 128)
@@ -97,7 +97,7 @@ def replace_gpu() -> None:
     driver.opened = lambda: cuda  # type: ignore[assignment]
     operator._gpu = lambda index: gpu.SKUS["h200"]  # type: ignore[assignment]
     kernelcat.get("gemm")
-    kernel = torch_operators._allocating_kernel(catalog.entry("gemm"), operator.pinned)
+    kernel = torch_operators._allocating_kernel(catalog.entry("gemm"), registry.pinned)
     LIBRARY.impl("gemm", kernel, "CPU")
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from kernelcat import catalog, store
 from kernelcat.bounded import Bounded
-from kernelcat.call import adapters, arrays, evidence, fast_path, operator
+from kernelcat.call import adapters, arrays, evidence, fast_path, operator, registry
 from kernelcat.catalog.implementation import Config, Implementation
 from kernelcat.errors import MissingDependency
 from kernelcat.runtime import driver, gpu, launcher
@@ -150,8 +150,8 @@ def installed(monkeypatch: pytest.MonkeyPatch, library: HostTorch | None = None)
     monkeypatch.setattr(driver, "opened", lambda: host)
     monkeypatch.setattr(operator, "_gpu", lambda index: gpu.SKUS["h200"])
     monkeypatch.setattr(store, "snapshot", lambda: Rows(host.rows))
-    for name in ("_ops", "_scans"):
-        monkeypatch.setattr(operator, name, {})
+    monkeypatch.setattr(registry, "_ops", {})
+    monkeypatch.setattr(operator, "_scans", {})
     monkeypatch.setattr(adapters, "_warned", set())
     monkeypatch.setattr(fast_path, "_missed", Bounded(4096))
     evidence.snapshot.cache_clear()

@@ -17,7 +17,7 @@ from host_machine import HostTorch
 
 from kernelcat import catalog
 from kernelcat.bounded import Bounded
-from kernelcat.call import arrays, evidence, fast_path, operator
+from kernelcat.call import arrays, evidence, fast_path, operator, registry
 from kernelcat.call.torch_operators import keyword_axes
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit import Artifact, cache, cute
@@ -132,8 +132,8 @@ def machine(patch: pytest.MonkeyPatch, folder: Any) -> Iterator[Machine]:
     patch.setattr(code, "_of_sources", Bounded(1024))
     patch.setattr(code, "_host_functions", Bounded(64))
     patch.setattr(operator, "_gpu", lambda index: gpu.SKUS["h200"])
-    for name in ("_ops", "_scans"):
-        patch.setattr(operator, name, {})
+    patch.setattr(registry, "_ops", {})
+    patch.setattr(operator, "_scans", {})
     patch.setattr(fast_path, "_missed", Bounded(4096))
     evidence.snapshot.cache_clear()
     yield found

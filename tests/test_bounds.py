@@ -18,7 +18,7 @@ from campaign import share
 
 import kernelcat
 from kernelcat.bounded import Bounded
-from kernelcat.call import arrays, fast_path, operator, sharing
+from kernelcat.call import arrays, fast_path, operator, registry, sharing
 from kernelcat.catalog.implementation import LeastEstimate
 from kernelcat.jit import Artifact, cache, cute
 from kernelcat.runtime import code, driver, gpu, launcher
@@ -188,8 +188,8 @@ def machine(library: Library, runtime: Runtime, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(operator, "MAX_REMEMBERED", 32)
     monkeypatch.setattr(LeastEstimate, "MAX_REMEMBERED", 1)
     monkeypatch.setattr(sharing.Choices, "MAX_REMEMBERED", 2)
-    for name in ("_ops", "_scans"):
-        monkeypatch.setattr(operator, name, {})
+    monkeypatch.setattr(registry, "_ops", {})
+    monkeypatch.setattr(operator, "_scans", {})
     monkeypatch.setattr(fast_path, "_missed", Bounded(32))
     return torch
 
@@ -280,7 +280,7 @@ def test_memory_is_flat_over_100_000_calls_of_10_000_sizes_on_a_gpu() -> None:
     (host, free), (last_host, last_free) = marks[1], marks[-1]
     assert last_host - host < 50 << 20, marks
     assert free - last_free < 50 << 20, marks
-    operator.reload()
+    registry.reload()
 
 
 @pytest.mark.gpu
@@ -299,7 +299,7 @@ def test_host_memory_is_flat_over_3000_batch_sizes(language: str) -> None:
         op(rows[:count], b)
     torch.cuda.synchronize()
     assert resident_bytes() - before < 200 << 20, "an object file a size takes 5 MB, as many GB"
-    operator.reload()
+    registry.reload()
 
 
 def resident_bytes() -> int:

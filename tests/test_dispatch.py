@@ -26,7 +26,7 @@ from host_machine import (
 
 import kernelcat
 from kernelcat import store
-from kernelcat.call import arrays, operator
+from kernelcat.call import arrays, fast_path, operator
 from kernelcat.call.choice import Pin
 from kernelcat.catalog.implementation import Config
 from kernelcat.errors import (
@@ -205,7 +205,7 @@ def test_misses_count_calls(host: Host) -> None:
     for m, calls in ((4, 2), (64, 3), (100, 1)):
         for _ in range(calls):
             op(half(m, 8), b)
-    assert [(problem["M"], count) for problem, count in operator.misses()] == [(64, 3), (100, 1)]
+    assert [(problem["M"], count) for problem, count in fast_path.misses()] == [(64, 3), (100, 1)]
 
 
 def test_get_takes_every_name_of_entries() -> None:

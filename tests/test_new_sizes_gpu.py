@@ -21,7 +21,7 @@ from sized_calls import LAYERS, problem_of
 
 import kernelcat
 from kernelcat import catalog
-from kernelcat.call import operator
+from kernelcat.call import registry
 from kernelcat.call.torch_operators import keyword_axes
 from kernelcat.catalog.axes import Axis
 from kernelcat.catalog.spec import Problem
@@ -72,7 +72,7 @@ def calls_of(layer: str) -> Callable[[int], tuple[Problem, tuple[Any, ...], dict
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_first_call_of_a_new_size_takes_little_host_time(layer: str) -> None:
-    operator.reload()
+    registry.reload()
     op, make = kernelcat.get(LAYERS[layer][0]), calls_of(layer)
     for batch in (*SIZES[7::8], *SIZES[6::8]):  # representatives, and a size before each
         _, inputs, named = make(batch)
@@ -95,4 +95,4 @@ def test_a_first_call_of_a_new_size_takes_little_host_time(layer: str) -> None:
     print(f"\nfirst call of a new size: {layer:14} {lower:6.1f} {median:6.1f} {upper:6.1f} us "
           f"({len(shared_us)} sizes; quartiles)")  # fmt: skip
     assert median < (PROGRAM_LIMIT_US if layer == "moe_mlp" else LIMIT_US)
-    operator.reload()
+    registry.reload()

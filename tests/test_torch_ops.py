@@ -15,7 +15,7 @@ import pytest
 
 import kernelcat
 from kernelcat import catalog
-from kernelcat.call import operator
+from kernelcat.call import registry
 from kernelcat.catalog.spec import Axis, Entry, Tensor
 from kernelcat.errors import InvalidArgument
 
@@ -383,8 +383,8 @@ def test_the_pin_of_get_is_an_argument_in_the_graph(cpu_kernel) -> None:
     compiled = torch.compile(lambda x, w: op(x, w), fullgraph=True, backend="aot_eager")
     compiled(half(4, 8), half(6, 8))
     assert cpu_kernel == ['{"language":"cuda","variant":"naive"}']
-    assert operator.pinned("gemm", cpu_kernel[0]) is op
-    assert operator.pinned("gemm", "") is kernelcat.get("gemm")
+    assert registry.pinned("gemm", cpu_kernel[0]) is op
+    assert registry.pinned("gemm", "") is kernelcat.get("gemm")
 
 
 def test_a_tensor_subclass_goes_through_torchs_dispatcher(cpu_kernel) -> None:

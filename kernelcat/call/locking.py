@@ -74,11 +74,11 @@ class use_lock:
 
 
 def _activate(active: _Active | None) -> None:
-    from kernelcat.call import operator
+    from kernelcat.call import registry
 
     global _active
     _active = active
-    operator.reload()
+    registry.reload()
 
 
 def ruling(problem: Problem, gpu: Gpu, pin: Pin) -> Ruling:

@@ -8,8 +8,6 @@ nobody has measured on this GPU) are counted.
 
 from __future__ import annotations
 
-import json
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -18,28 +16,23 @@ from functools import cache, partial
 from typing import Any
 from weakref import WeakSet
 
-from kernelcat import catalog
 from kernelcat.call import adapters, arrays, documentation, evidence, fast_path, signature
 from kernelcat.call import debugging as debugging  # imported for its environment variable
 from kernelcat.call import recording as recording  # likewise
 from kernelcat.call.building import build
 from kernelcat.call.choice import Decision, Pin
-from kernelcat.call.fast_path import Bound, FastCall, Launch, misses, slow_calls
+from kernelcat.call.fast_path import Bound, FastCall, Launch
 from kernelcat.call.locking import ruling
 from kernelcat.call.plan import Plan
 from kernelcat.call.resizing import Families, Resized
 from kernelcat.call.sharing import Choices
 from kernelcat.call.wrapping import listen, wrapped
 from kernelcat.catalog.axes import plain
-from kernelcat.catalog.implementation import Config, ConfigValue
 from kernelcat.catalog.spec import AxisValue, Entry, Problem
 from kernelcat.errors import InvalidArgument, short
 from kernelcat.importing import LOCK, is_imported
 from kernelcat.report.explain import Explanation
 from kernelcat.runtime import gpu as gpus
-from kernelcat.verify import code_record, receipts
-
-__all__ = ["Bound", "Op", "Plan", "entries", "get", "misses", "pinned", "reload", "slow_calls"]
 
 MAX_REMEMBERED = 1024
 """Signatures, and launchers, that one operator remembers; the oldest is forgotten first."""
@@ -49,67 +42,7 @@ MAX_RECENT = 8
 
 _is_compiling: Callable[[], bool] = bool  # torch's own check replaces bool once torch is imported
 _scans: dict[type, arrays.Scan] = {}
-_ops: dict[tuple[str, Pin], Op] = {}
-_alive: WeakSet[Op] = WeakSet()  # like _ops, read and changed by holders of LOCK
-
-
-def entries() -> tuple[str, ...]:
-    """The names of all entries, sorted: what :func:`get` takes."""
-    return catalog.names()
-
-
-def get(
-    name: str,
-    *,
-    language: str | None = None,
-    variant: str | None = None,
-    config: Mapping[str, ConfigValue] | None = None,
-) -> Op:
-    """The operator called ``name``; imports no kernel yet.
-
-    Parameters
-    ----------
-    language, variant, config
-        Pin a language (``cuda``, ``triton``, ``cute``), a variant in that language, and a
-        configuration of that variant. By default measurements decide.
-
-    Raises
-    ------
-    UnknownName
-        There is no such entry, language or variant; the message lists the nearest names.
-    InvalidArgument
-        A variant without a language, a configuration without a variant, or a configuration with
-        other parameters than the variant's.
-    MissingDependency
-        The compiler of the pinned language is not installed.
-    """
-    entry = catalog.entry(name)
-    for keyword, value in {"language": language, "variant": variant}.items():
-        if value is not None and not isinstance(value, str):
-            raise InvalidArgument(f"{keyword}={short(value)} must be a name")
-    if config is not None and not isinstance(config, Mapping):
-        raise InvalidArgument(f"config={short(config)} must map parameters to values")
-    pin = Pin(language, variant, None if config is None else Config(config))
-    with LOCK:
-        op = _ops.get((name, pin))
-        if op is None:
-            pin.check(entry)
-            op = _ops[name, pin] = Op(entry, pin)
-        _register_with_torch()
-    return op
-
-
-def reload() -> None:
-    """Forget the database and all choices; the next call of an operator reads and chooses again."""
-    with LOCK:
-        evidence.snapshot.cache_clear()
-        receipts.known.cache_clear()
-        code_record.find.cache_clear()
-        ops = list(_ops.values())
-    if "kernelcat.runtime.code" in sys.modules:
-        sys.modules["kernelcat.runtime.code"].forget()
-    for op in ops:  # without the lock: an operator that builds a kernel waits for imports
-        op.forget()
+_alive: WeakSet[Op] = WeakSet()  # read and changed by holders of LOCK
 
 
 class Op:
@@ -355,7 +288,7 @@ class Op:
         outs = signature.outputs(self.entry, out)
         if any(map(arrays.is_foreign, inputs + outs)):
             return adapters.call_through_dlpack(self, inputs, outs, axes)
-        _register_with_torch()
+        register_with_torch()
         if self.traced is not None and any(map(arrays.is_wrapper, inputs + outs)):
             return self.traced(*inputs, out=out, **axes)
         infos, library, problem, device = self._resolve(inputs, outs, axes)
@@ -478,20 +411,17 @@ class Op:
 Op.__doc__ = documentation.OfEntry(documentation.docstring, Op.__doc__)  # type: ignore[assignment]
 
 
-def pinned(name: str, key: str) -> Op:
-    """The operator of an entry with the pin of this key; graphs of ``torch.compile`` use it."""
-    return get(name, **json.loads(key)) if key else get(name)
-
-
-def _register_with_torch() -> None:
+def register_with_torch() -> None:
     """Register every operator as a torch operator, once torch has been imported."""
     global _is_compiling
     if is_imported("torch"):
         with LOCK:
-            from kernelcat.call import torch_operators
+            from kernelcat.call import registry, torch_operators
 
             for op in list(_alive):
-                op.traced = op.traced or torch_operators.register(op.entry, op.pin.key, pinned)
+                op.traced = op.traced or torch_operators.register(
+                    op.entry, op.pin.key, registry.pinned
+                )
             _is_compiling = torch_operators.is_compiling
 
 
