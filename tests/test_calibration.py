@@ -12,21 +12,23 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from campaign import RUNS_ALL
 from click.testing import CliRunner
 
 from kernelcat import catalog
 from kernelcat.call.calibrated import MATE_DOUBT, MATE_SHARE
 from kernelcat.call.choice import choose
 from kernelcat.catalog.implementation import Config
+from kernelcat.catalog.spec import Problem
 from kernelcat.cli import main
 from kernelcat.errors import StoreError
 from kernelcat.reference.gemm import product
 from kernelcat.report import calibration as fitting
-from kernelcat.report.calibration import FEW_ROWS, Point, _line, _points, fit, raced
+from kernelcat.report.calibration import FEW_ROWS, Point, _line, _points, fit, raced, sample
 from kernelcat.report.explain import Explanation
 from kernelcat.report.left_out import LeftOut, Rows, left_out
 from kernelcat.report.portfolio import Table, cover
-from kernelcat.runtime.gpu import SKUS
+from kernelcat.runtime.gpu import SKUS, Gpu
 from kernelcat.store import calibration, lines
 from kernelcat.store.calibration import (
     MODEL,
@@ -189,21 +191,62 @@ def test_explain_says_what_was_predicted() -> None:
     assert f"then cuda/tma {by_variant['tma']}" in text
 
 
-@pytest.mark.parametrize("name", sorted(calibration.models("h200")))
-def test_the_committed_coefficients_follow_from_todays_rows_and_models(name: str) -> None:
+MODELS = [(sku, name) for sku in ("h200", "h100") for name in sorted(calibration.models(sku))]
+SLOW = {"flashmla", "fp8_gemm", "gemm", "moe_mlp", "out_router", "paged_attn"}
+"""Entries whose portfolio is fitted in a quarter of a minute or more, in campaigns only: what it
+follows from is compared all the same."""
+
+
+def fitted(sku: str, name: str, widened: bool) -> Calibrated:
+    """The model as it follows from today's rows and estimates; the rule is the committed one."""
+    entry, committed = catalog.entry(name), calibration.models(sku)[name]
+    return fit(entry, SKUS[sku], raced(entry, sku), committed.rule, widened, committed.caution)
+
+
+@pytest.mark.parametrize(("sku", "name"), MODELS)
+def test_the_committed_coefficients_follow_from_todays_rows_and_estimates(
+    sku: str, name: str
+) -> None:
     """Else run ``kernelcat calibrate --all``."""
-    entry, committed = catalog.entry(name), calibration.models("h200")[name]
-    fitted = fit(
-        entry, H200, raced(entry, "h200"), committed.rule, committed.widened, committed.caution
-    )
-    assert fitted.portfolio == committed.portfolio
-    assert fitted.coefficients.keys() == committed.coefficients.keys()
-    for each, numbers in fitted.coefficients.items():
+    committed, found = calibration.models(sku)[name], fitted(sku, name, widened=False)
+    assert found.coefficients.keys() == committed.coefficients.keys()
+    for each, numbers in found.coefficients.items():
         known = committed.coefficients[each]
         assert isclose(numbers.factor, known.factor, rel_tol=1e-3), each
         assert isclose(numbers.slope, known.slope, abs_tol=1e-3), each
+    assert committed.estimates == (sample(name, SKUS[sku]) if committed.widened else "")
     is_least = committed.judged[committed.rule].mean <= committed.judged[NEAREST].mean
-    assert is_least or calibrating._promises(Rows(entry, "h200"), fitted)
+    assert is_least or calibrating._promises(Rows(catalog.entry(name), sku), committed)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize(
+    ("sku", "name"), [each for each in MODELS if RUNS_ALL or each[1] not in SLOW]
+)
+def test_the_committed_portfolios_follow_from_todays_rows_and_estimates(
+    sku: str, name: str
+) -> None:
+    """Else run ``kernelcat calibrate --all``."""
+    committed = calibration.models(sku)[name]
+    assert fitted(sku, name, committed.widened).portfolio == committed.portfolio
+
+
+def test_a_sample_of_estimates_tells_other_estimates(monkeypatch) -> None:
+    before = sample.__wrapped__("rms_norm", H200)
+    assert (
+        before
+        == sample.__wrapped__("rms_norm", H200)
+        != sample.__wrapped__("rms_norm", SKUS["h100"])
+    )
+    estimates = fitting._estimates
+
+    def slower(problem: Problem, gpu: Gpu) -> dict[tuple[str, Config], float]:
+        found = estimates(problem, gpu)
+        last = max(found, key=lambda each: each[1].key)
+        return {**found, last: 1.001 * found[last]}
+
+    monkeypatch.setattr(fitting, "_estimates", slower)
+    assert sample.__wrapped__("rms_norm", H200) != before
 
 
 def test_a_kernel_that_a_gpu_has_not_raced_takes_a_siblings_coefficients() -> None:

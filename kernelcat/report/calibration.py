@@ -18,7 +18,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from functools import lru_cache, partial, reduce
+from functools import lru_cache, reduce
+from hashlib import sha256
 from math import exp, log
 from typing import Any, NamedTuple
 
@@ -54,6 +55,8 @@ not predicted for random problems: among many predictions the least is often one
 RANDOM_PROBLEMS, UNUSUAL_PROBLEMS, RANDOM_SEED = 1800, 600, "portfolio"
 """Random problems that a portfolio serves, beside the measured ones, and unusual ones. Dispatch is
 judged with other seeds."""
+SAMPLED = 20
+"""One in so many of these problems, whose estimates a model has a hash of (:func:`sample`)."""
 
 Times = Mapping[Problem, Mapping[Contestant, float]]
 """Problem -> contestant -> microseconds."""
@@ -150,7 +153,20 @@ def fit(
         table = reduce(Table.beside, predicted, _naive_winners(table))
     portfolio = cover(table, MAX_PORTFOLIO)
     members = tuple(Member(_short(name), config) for name, config in portfolio)
-    return Calibrated(rule, {}, coefficients, members, widened, caution)
+    estimates = sample(entry.name, gpu) if widened else ""
+    return Calibrated(rule, {}, coefficients, members, widened, caution, estimates)
+
+
+@lru_cache(maxsize=32)  # as _random_estimates
+def sample(name: str, gpu: Gpu) -> str:
+    """Hash of the estimates of some random problems: with other estimates a widened portfolio is
+    another, and a model tells so without the minute that all problems take."""
+    lines = [
+        f"{problem.key} {implementation} {config.key} {us:.5g}"
+        for problem in _random_problems(catalog.entry(name), SAMPLED)
+        for (implementation, config), us in _estimates(problem, gpu).items()
+    ]
+    return sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16]
 
 
 def _doubted(estimates: Table, coefficients: Mapping[str, Coefficients], caution: float) -> Table:
@@ -234,14 +250,18 @@ def _random_estimates(name: str, gpu: Gpu) -> Table:
     Naive variants are left out: they are in a portfolio where they won a measured problem. Most of
     them were timed for milliseconds alone, which says nothing about microseconds.
     """
-    entry = catalog.entry(name)
-    if entry.random_problem is None:
-        return Table.of([])
-    drawn = draw(entry, RANDOM_SEED, RANDOM_PROBLEMS)
-    if entry.unusual_problem is not None:
-        drawn += draw(entry, RANDOM_SEED, UNUSUAL_PROBLEMS, unusual=True)
-    problems = map(partial(as_called, entry), drawn)
+    problems = _random_problems(catalog.entry(name))
     return Table.of([_estimates(problem, gpu) for problem in problems])
+
+
+def _random_problems(entry: Entry, share: int = 1) -> list[Problem]:
+    """The problems that a widened portfolio serves, or the first of them: one in ``share``."""
+    if entry.random_problem is None:
+        return []
+    drawn = draw(entry, RANDOM_SEED, RANDOM_PROBLEMS // share)
+    if entry.unusual_problem is not None:
+        drawn += draw(entry, RANDOM_SEED, UNUSUAL_PROBLEMS // share, unusual=True)
+    return [as_called(entry, problem) for problem in drawn]
 
 
 def _estimates(problem: Problem, gpu: Gpu) -> dict[Contestant, float]:

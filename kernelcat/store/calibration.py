@@ -104,6 +104,9 @@ class Calibrated:
     portfolio : the configurations that the least predicted time is looked for among
     widened : whether the portfolio also serves random problems, whose times are predicted
     caution : one of :data:`CAUTIONS`
+    estimates
+        If widened, a hash of estimates of random problems: where today's differ, the portfolio is
+        one for other estimates.
     """
 
     rule: str
@@ -112,6 +115,7 @@ class Calibrated:
     portfolio: tuple[Member, ...]
     widened: bool = False
     caution: float = CAUTIONS[0]
+    estimates: str = ""
 
     @cached_property
     def configs(self) -> dict[str, list[Config]]:
@@ -126,6 +130,7 @@ class Calibrated:
             "rule": self.rule,
             "widened": self.widened,
             "caution": self.caution,
+            "estimates": self.estimates,
             "judged": {rule: asdict(each) for rule, each in self.judged.items()},
             "coefficients": {name: asdict(each) for name, each in self.coefficients.items()},
             "portfolio": [
@@ -146,6 +151,7 @@ class Calibrated:
             tuple(Member(m["implementation"], Config(m["config"])) for m in values["portfolio"]),
             values.get("widened", False),
             values.get("caution", CAUTIONS[0]),
+            values.get("estimates", ""),
         )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,15 @@ def read_all(path: Path, origin: str = LOCAL) -> list[Measurement]:
 
 
 def shipped() -> list[Measurement]:
-    """Every row of ``tuning_db/``, those of peers included; raises as :func:`read_all` does."""
+    """Every row of ``tuning_db/``, those of peers included; raises as :func:`read_all` does.
+
+    A file that has not changed is read once: its rows are the same objects.
+    """
     files = sorted(paths.data("tuning_db").glob("*.jsonl"))
-    return [row for file in files for row in read_all(file, SHIPPED)]
+    versions = ((file, file.stat()) for file in files)
+    return [row for file, now in versions for row in _shipped(file, now.st_mtime_ns, now.st_size)]
+
+
+@lru_cache(maxsize=16)
+def _shipped(file: Path, mtime_ns: int, size: int) -> Sequence[Measurement]:
+    return read_all(file, SHIPPED)
