@@ -223,6 +223,8 @@ class Worker:
         first = self.timer.regimes[0]
         if regime == first:
             return contestant.timed
+        for copy in self.copies:  # they hold what the contestant before was judged on
+            copy.reset()
         try:
             return self._timed(self._bind(candidate), first)
         except Exception:
