@@ -10,12 +10,16 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
-from campaign import RUNS_ALL
+from campaign import RUNS_ALL, share
 
 from kernelcat import catalog
 from kernelcat.catalog.implementation import Implementation
+from kernelcat.catalog.random_problems import as_called, draw
 from kernelcat.report import show
 from kernelcat.runtime import gpu
+from kernelcat.tune.backend import Cuda
+from kernelcat.tune.cross import misfit
+from kernelcat.tune.messages import Built
 
 SKUS = ("a100", "l40s", "h200", "b200", "rtx5090")
 """A GPU of each architecture, the oldest first."""
@@ -69,6 +73,29 @@ def test_implementations_compile_and_their_machine_code_proves_their_techniques(
             if target.sku in SPILL_FREE_SKUS and step["spill_bytes"] != 0:
                 faults.append(f"{name}: {step['kernel']} spills")
     assert not faults
+
+
+@pytest.mark.slow
+@pytest.mark.campaign
+@pytest.mark.parametrize(
+    ("name", "unusual"),
+    [
+        (name, unusual)
+        for name in NAMES
+        for unusual in (False, True)
+        if catalog.entry(name).unusual_problem
+        or (catalog.entry(name).random_problem and not unusual)
+    ],
+)
+def test_what_calls_choose_for_random_problems_compiles_and_fits(name: str, unusual: bool) -> None:
+    """Portfolios have configurations that no named problem compiles."""
+    entry, target, backend = catalog.entry(name), gpu.find("h200"), Cuda()
+    for drawn in draw(entry, "compiles", share(20), unusual=unusual):
+        problem = as_called(entry, drawn)
+        chosen = backend.decide(entry, problem, target, {})
+        steps = backend.build(chosen.implementation, problem, chosen.config, target)
+        assert steps
+        assert misfit(Built(tuple(steps)), target) is None, (problem, chosen)
 
 
 @pytest.mark.parametrize("name", catalog.names())

@@ -159,8 +159,11 @@ def fit(
 
 @lru_cache(maxsize=32)  # as _random_estimates
 def sample(name: str, gpu: Gpu) -> str:
-    """Hash of the estimates of some random problems: with other estimates a widened portfolio is
-    another, and a model tells so without the minute that all problems take."""
+    """Hash of the estimates of some random problems.
+
+    A widened portfolio follows from the estimates of all of them, which take a minute: where this
+    hash is another, so are they.
+    """
     lines = [
         f"{problem.key} {implementation} {config.key} {us:.5g}"
         for problem in _random_problems(catalog.entry(name), SAMPLED)
