@@ -75,8 +75,7 @@ class Worker:
             failed = failure(error)
         if not self.healthy():
             return replace(failed, status="crashed", fatal=True)
-        for copy in self.copies:  # the candidate may have changed their inputs
-            copy.reset()
+        self._reset_copies()
         return failed
 
     def hello(self, request: Hello) -> Greeting:
@@ -138,8 +137,7 @@ class Worker:
     def race(self, request: Race) -> Raced:
         """Races the candidates, and judges the memory between and after the timed blocks."""
         referee = self._referee([self.seed, request.other_seed], request.seed)
-        for copy in self.copies:  # an earlier candidate may have changed inputs unseen
-            copy.reset()
+        self._reset_copies()
         contestants = {}
         for candidate in request.candidates:
             self.announce(candidate)
@@ -211,6 +209,15 @@ class Worker:
                 return self.device.load(implementation, self.problem, candidate.config)
         raise Rejected("launch_error", f"{candidate} is not in the catalog")
 
+    def _reset_copies(self) -> None:
+        """Gives the copies their own inputs back.
+
+        An earlier candidate was judged on others, or may have changed them unseen, and a peer may
+        read its inputs when it is bound.
+        """
+        for copy in self.copies:
+            copy.reset()
+
     def _timed(self, bind: Bind, regime: str) -> Timed:
         """A kernel bound to every copy, ready to be timed."""
         return self.timer.prepare([bind(copy.arrays) for copy in self.copies], regime)
@@ -223,8 +230,7 @@ class Worker:
         first = self.timer.regimes[0]
         if regime == first:
             return contestant.timed
-        for copy in self.copies:  # they hold what the contestant before was judged on
-            copy.reset()
+        self._reset_copies()
         try:
             return self._timed(self._bind(candidate), first)
         except Exception:
