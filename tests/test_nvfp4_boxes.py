@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import cuda_fibers
+import numpy as np
 import pytest
 
-from kernelcat import catalog
+from kernelcat import catalog, dtypes
 from kernelcat.catalog.implementation import Config
-from kernelcat.catalog.spec import Problem
-from kernelcat.reference.nvfp4_matmul import product
+from kernelcat.catalog.spec import Entry, Problem
+from kernelcat.reference._fp4_tiles import pack_scales
+from kernelcat.reference.nvfp4_matmul import ENTRY, product
 from kernelcat.verify import gate
 
 BOXES = catalog.implementation("nvfp4_matmul", "cuda", "boxes")
@@ -27,6 +30,11 @@ CASES = {
         "128x64",
         1,
     ),
+    "MXFP4 becomes float16": (
+        product(70, 192, 640, packing="tiles", format="mxfp4", dtype="float16"),
+        "128x64",
+        1,
+    ),
     "activation": (
         product(90, 136, 272, packing="tiles", activation="gelu", bias=True),
         "128x96",
@@ -36,17 +44,34 @@ CASES = {
 }
 
 
-def verdict(problem: Problem, tile: str, sms: int) -> Any:
+def verdict(problem: Problem, tile: str, sms: int, entry: Entry = ENTRY) -> Any:
     host = cuda_fibers.Host(max_blocks=sms, sms=sms)
     config = Config(tile=tile)
     assert BOXES.why_not(config, problem, host.gpu) is None
-    return gate.check(BOXES, problem, config, host, seeds=(0,))
+    return gate.prepare(entry, problem, host).verify(host.load(BOXES, problem, config))
 
 
 @pytest.mark.skipif(cuda_fibers.COMPILER is None, reason="needs g++")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_kernel_is_right_on_the_host(case: tuple[Problem, str, int]) -> None:
     found = verdict(*case)
+    assert found.passed, found.detail
+
+
+def small_weights(problem: Problem, normal: Any) -> dict[str, Any]:
+    """A large A and rows of W with scales from 2^-30 to 2^-7."""
+    inputs = ENTRY.make_inputs(problem, normal)
+    n, blocks = problem["N"], problem["K"] // 32
+    scales = (97 + np.arange(n) % 24).astype("uint8").repeat(blocks).reshape(n, blocks)
+    inputs["a"] *= 2.0**13
+    inputs["w_scale"] = dtypes.decode(pack_scales(scales, "mxfp4"), "float8_e8m0fnu")
+    return inputs
+
+
+@pytest.mark.skipif(cuda_fibers.COMPILER is None, reason="needs g++")
+def test_weights_below_the_normal_range_of_float16_are_rounded_once() -> None:
+    problem = product(70, 192, 640, packing="tiles", format="mxfp4", dtype="float16")
+    found = verdict(problem, "128x64", 1, replace(ENTRY, make_inputs=small_weights, signal=None))
     assert found.passed, found.detail
 
 

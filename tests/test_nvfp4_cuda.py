@@ -38,6 +38,7 @@ CORNERS = [
     ("mma", tiles(16, 8192, 8192), streams(2, 1, 2)),
     ("mma", tiles(32, 4096, 4096, dtype=FP8, activation="gelu"), streams(2, 4, 8)),
     ("mma", tiles(64, 4096, 4096, **MXFP4, activation="swiglu"), streams(2, 4, 8)),
+    ("mma", tiles(16, 4096, 4096, **MXFP4, **HALF), streams(2, 4, 8)),
     # The largest accumulator; clusters that split K; the most stages; float8, which adds a step.
     ("wgmma", tiles(8192, 8192, 8192), Config(tile="128x256", split_k=1)),
     ("wgmma", tiles(300, 4096, 4096, **MXFP4, activation="swiglu"),
@@ -48,6 +49,7 @@ CORNERS = [
      Config(tile="128x128", split_k=2)),
     ("wgmma", tiles(64, 4096, 4096, dtype=FP8, activation="silu"),
      Config(tile="128x64", split_k=4)),
+    ("wgmma", tiles(300, 4096, 4096, **MXFP4, **HALF), Config(tile="128x192", split_k=1)),
     # Widths that are no power of two: of one group more than a warp's tile, and the widest ones.
     ("wgmma", tiles(272, 1280, 2880, **MXFP4), Config(tile="128x144", split_k=5)),
     ("wgmma", tiles(150, 1280, 2880, activation="swiglu"), Config(tile="128x160", split_k=3)),
@@ -208,15 +210,14 @@ def test_splits_of_k_are_one_wave_of_clusters(m: int, n: int, k: int) -> None:
 
 
 def test_illegal_problems_have_a_reason() -> None:
-    rows, half = product(1, 256, 512), tiles(1, 256, 512, **MXFP4, **HALF)
+    rows = product(1, 256, 512)
     for implementation in (mma.IMPLEMENTATION, wgmma.IMPLEMENTATION):
         config = implementation.default(rows, H200)
         assert "prepack" in (implementation.why_not(config, rows, H200) or "")
-        assert "float16" in (implementation.why_not(config, half, H200) or "")
         assert implementation.why_not(config, tiles(1, 256, 512), A100) is not None
     many = tiles(65, 256, 512)
     assert "65 rows" in (mma.IMPLEMENTATION.why_not(streams(1, 1, 1), many, H200) or "")
-    assert naive.IMPLEMENTATION.why_not(Config(), half, A100) is None
+    assert naive.IMPLEMENTATION.why_not(Config(), tiles(1, 256, 512), A100) is None
 
 
 @pytest.mark.parametrize("packing", PACKINGS)

@@ -83,9 +83,22 @@ struct GroupScales<T, false> {
 
   GroupScales() = default;
 
-  // bfloat16 has as many exponent bits as e8m0; there 2^-127 (code 0) is a subnormal number.
+  // The scale of a code, in 16 bits. bfloat16 has as many exponent bits as e8m0; there 2^-127 (code
+  // 0) is a subnormal number. float16 has fewer, so a scale is two factors there: see factors().
   static __device__ __forceinline__ uint32_t power(uint32_t code) {
+    if constexpr (!kIsBfloat16<T>) return factors(code);
     return code == 0 ? 0x40 : code << 7;
+  }
+
+  // The high bytes of two float16 numbers, whose low bytes are zero and whose product is the scale
+  // times 2^14: the bits of a weight's code mean its value times 2^-14. The product with the first
+  // factor is exact, so the second product is rounded as the weight is: to zero where the scale is
+  // less than 2^-28, to infinity where it is more than 2^16.
+  static __device__ __forceinline__ uint32_t factors(uint32_t code) {
+    if (code > 127 + 16) return 0x7b7b;                       // 57344 and 57344
+    if (code == 127 + 16) return 0x7878;                      // 2^15 and 2^15
+    if (code >= 127 - 14) return 0x7400 | (code - 112) << 2;  // 2^14 and the scale
+    return 0x3c00 | (code > 98 ? code - 98 : 0) << 2;         // 1 and the scale times 2^14
   }
 
   __device__ __forceinline__ explicit GroupScales(Raw raw) {
@@ -122,19 +135,24 @@ __device__ __forceinline__ uint32_t shift_into_fields(uint32_t word) {
 
 // The 16 x 16 left operand of step kStep: codes times scales, divided by kGrowth. The scales of
 // MXFP4 span the whole range of bfloat16, so codes are first multiplied by 2^126 to their real
-// values.
+// values; in float16 by the first of the scale's two factors.
 template <typename T, bool kNvfp4, int kStep>
 __device__ __forceinline__ void decode(uint32_t (&operand)[4], uint32_t word,
                                        const TileScales<kNvfp4>& scales) {
-  static_assert(kNvfp4 || kIsBfloat16<T>, "scales of MXFP4 leave float16's range");
   const uint32_t upper = scales.template of<kStep, false>();
   const uint32_t lower = scales.template of<kStep, true>();
   uint32_t pairs[4] = {shift_into_fields<T, 0>(word), shift_into_fields<T, 1>(word),
                        shift_into_fields<T, 2>(word), shift_into_fields<T, 3>(word)};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    if constexpr (!kNvfp4) pairs[i] = multiply_pairs<T>(pairs[i], 0x7e807e80);  // 2^126
-    operand[i] = multiply_pairs<T>(pairs[i], i % 2 == 0 ? upper : lower);
+    uint32_t scale = i % 2 == 0 ? upper : lower;
+    if constexpr (!kNvfp4 && kIsBfloat16<T>) {
+      pairs[i] = multiply_pairs<T>(pairs[i], 0x7e807e80);  // 2^126
+    } else if constexpr (!kNvfp4) {
+      pairs[i] = multiply_pairs<T>(pairs[i], scale & 0xff00ff00);
+      scale = scale << 8 & 0xff00ff00;
+    }
+    operand[i] = multiply_pairs<T>(pairs[i], scale);
   }
 }
 

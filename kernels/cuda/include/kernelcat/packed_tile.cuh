@@ -9,7 +9,7 @@
 namespace kernelcat {
 
 // A lane's part of a tile of 16 rows of W by 64 columns: codes, and the scales of its two rows.
-// With kQuick, MXFP4 is decoded by one multiplication where no scale of the tile is 2 or more.
+// With kQuick, MXFP4 becomes bfloat16 by one product where no scale of the tile is 2 or more.
 template <typename T, bool kNvfp4, bool kQuick = false>
 struct PackedTile {
   using Scales = GroupScales<T, kNvfp4>;
@@ -25,7 +25,7 @@ struct PackedTile {
 
   // Decodes the left operands of the tile's four steps.
   __device__ __forceinline__ void decode_into(uint32_t (&operands)[kTileSteps][4]) const {
-    if constexpr (kQuick && !kNvfp4) {
+    if constexpr (kQuick && !kNvfp4 && kIsBfloat16<T>) {
       if (!__any_sync(0xffffffff, raw & 0x80808080)) {  // no code of a scale is 128 or more
         decode_small_scales(operands);
         return;
