@@ -45,7 +45,7 @@ FAR, CLIPS = 2.0, 4
 again with rows that are no farther."""
 PRIOR_SLOPE = 3.0
 """Weight, in rows at a distance of e, of the belief that the ratio does not depend on size."""
-MAX_PORTFOLIO = 128
+MAX_PORTFOLIO = 144
 """Configurations that a call predicts at most; each costs some microseconds."""
 FEW_ROWS = 10
 """With fewer rows of an implementation, those of a sibling SKU count as well."""

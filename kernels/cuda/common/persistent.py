@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import ceil
 from typing import Any, ClassVar
@@ -59,6 +59,14 @@ def two_numbers(text: str) -> tuple[int, int]:
     return int(first), int(second)
 
 
+@lru_cache(1 << 14)  # more than the configurations of a space
+def _numbers(config: Config) -> tuple[tuple[int, int], bool, tuple[int, int, int]]:
+    """A tile's rows and columns, whether operands are swapped, and a cluster's thread blocks below
+    each other and side by side, with the splits of k."""
+    cluster = two_numbers(config.get("cluster", "1x1"))
+    return two_numbers(config["tile"]), config["swap"], (*cluster, config["split_k"])
+
+
 def loaded_rows(rows: int, sharers: int) -> int:
     """Rows that a thread block loads of ``rows`` that ``sharers`` need; see num_loaders() in
     operand_ring.cuh."""
@@ -92,20 +100,31 @@ class PersistentPlan(ABC):
     split_k: int
     sms: int
 
+    cluster_size: int = field(init=False)
+    num_tiles: int = field(init=False)
+    """Cluster tiles, each the tiles of all thread blocks of a cluster."""
+    num_clusters: int = field(init=False)
+    """Clusters that run at a time."""
+    num_split_tiles: int = field(init=False)
+    """Cluster tiles whose k range is split."""
+
     block_k: ClassVar[int]
     """Columns of A and B in a stage."""
+
+    def __post_init__(self) -> None:
+        """Works out once what a choice looks at several times."""
+        self.cluster_size = self.cluster_m * self.cluster_n
+        rows, cols = self.block_m * self.cluster_m, self.block_n * self.cluster_n
+        self.num_tiles = (self.rows + rows - 1) // rows * ((self.cols + cols - 1) // cols)
+        self.num_clusters = clusters_at_once(self.sms * self.blocks_per_sm, self.cluster_size)
+        self.num_split_tiles = 0 if self.split_k == 1 else self.num_tiles - self.num_whole_tiles
 
     @staticmethod
     def fields(config: Config, problem: Problem, gpu: Gpu) -> tuple[Any, ...]:
         """The fields above, in order: to pass them by name takes longer."""
-        block_m, block_n = two_numbers(config["tile"])
-        cluster_m, cluster_n = two_numbers(config.get("cluster", "1x1"))
-        m, n, swap = problem["M"], problem["N"], config["swap"]
-        rows, cols = (n, m) if swap else (m, n)
-        return (
-            rows, cols, problem["K"], block_m, block_n, swap, cluster_m, cluster_n,
-            config["split_k"], gpu.sms,
-        )  # fmt: skip
+        values, (tile, swap, more) = problem.values, _numbers(config)
+        rows, cols = (values["N"], values["M"]) if swap else (values["M"], values["N"])
+        return rows, cols, values["K"], *tile, swap, *more, gpu.sms
 
     @property
     @abstractmethod
@@ -134,22 +153,7 @@ class PersistentPlan(ABC):
 
     @property
     def num_k_blocks(self) -> int:
-        return ceil(self.k / self.block_k)
-
-    @property
-    def cluster_size(self) -> int:
-        return self.cluster_m * self.cluster_n
-
-    @property
-    def num_clusters(self) -> int:
-        """Clusters that run at a time."""
-        return clusters_at_once(self.sms * self.blocks_per_sm, self.cluster_size)
-
-    @property
-    def num_tiles(self) -> int:
-        """Cluster tiles, each the tiles of all thread blocks of a cluster."""
-        rows, cols = self.block_m * self.cluster_m, self.block_n * self.cluster_n
-        return (self.rows + rows - 1) // rows * ((self.cols + cols - 1) // cols)
+        return -(-self.k // self.block_k)
 
     @property
     def outside(self) -> int:
@@ -162,12 +166,7 @@ class PersistentPlan(ABC):
         """Cluster tiles whose k range is not split."""
         if self.split_k == 1:
             return self.num_tiles
-        clusters = self.num_clusters
-        return self.num_tiles // clusters * clusters
-
-    @property
-    def num_split_tiles(self) -> int:
-        return 0 if self.split_k == 1 else self.num_tiles - self.num_whole_tiles
+        return self.num_tiles // self.num_clusters * self.num_clusters
 
     @property
     def num_work_items(self) -> int:
@@ -183,8 +182,8 @@ class PersistentPlan(ABC):
     def waves(self) -> float:
         """Time of the busiest cluster in whole tiles; a split counts as a part of a tile."""
         clusters, splits = self.num_clusters, self.num_split_tiles
-        whole = ceil((self.num_tiles - splits) / clusters)
-        return whole + ceil(splits * self.split_k / clusters) / self.split_k
+        whole = -(-(self.num_tiles - splits) // clusters)
+        return whole + -(-splits * self.split_k // clusters) / self.split_k
 
     @property
     def workspaces(self) -> dict[str, int]:

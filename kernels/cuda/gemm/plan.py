@@ -32,7 +32,7 @@ class Plan(PersistentPlan):
     @staticmethod
     def of(config: Config, problem: Problem, gpu: Gpu) -> Plan:
         is_pingpong = config["schedule"] == "pingpong"
-        pair = 2 if problem["activation"] == "swiglu" else 1
+        pair = 2 if problem.values["activation"] == "swiglu" else 1
         return Plan(*Plan.fields(config, problem, gpu), is_pingpong, pair)
 
     @property
