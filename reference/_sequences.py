@@ -245,10 +245,13 @@ def query_groups(problem: Problem) -> tuple[QueryGroup, ...]:
 
     Where sequences cannot all have as many new tokens, as many as possible have ``max_q``, one has
     what is left, and the others have one: chunks of prompts beside sequences that are being
-    written. A chunk's sequence has at least its new tokens and what the others have no room for,
-    and at most what the others leave. Between these bounds it is two thirds of the way to the
-    greater one, in logarithms: with 22 such problems of any lengths, configurations that are chosen
-    so lose 5.0 % in the mean; 10.1 % with the mean length's and the table's geometric mean.
+    written. A chunk's sequence has at least its new tokens and what the others have no room for.
+    Where at most half of the sequences have chunks, the longest one, which fills its row of the
+    table, probably has none: if the others leave room for that, a chunk's sequence is a third of
+    the way, in logarithms, to what they leave then. Else it is two thirds of the way to the most
+    that it may have. By cost models that know the true lengths, what is chosen for 477 random
+    problems of `paged_attn` with chunks loses 4.8 % in the mean and 2.9 times at most; 8.4 % and
+    4.9 times where it is always two thirds of the way.
     """
     batch, tokens, most = problem["batch"], problem["tokens"], problem["max_q"]
     room = problem["table_width"] * problem["page_size"]
@@ -259,7 +262,12 @@ def query_groups(problem: Problem) -> tuple[QueryGroup, ...]:
     others = batch - chunks
     least = max((total - others * room) / max(chunks, 1), most)
     greatest = max(min((total - others) / max(chunks, 1), room), least)
-    long = (least * greatest**2) ** (1 / 3)
+    longest = min(room, total - (batch - 1))
+    left_over = min((total - longest - (others - 1)) / max(chunks, 1), room)
+    if chunks <= others and left_over >= least:
+        long = (least**2 * left_over) ** (1 / 3)
+    else:
+        long = (least * greatest**2) ** (1 / 3)
     short = max(total - chunks * long, others) / others
     groups = (
         QueryGroup(chunks, most, long),

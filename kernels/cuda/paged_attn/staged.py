@@ -55,8 +55,10 @@ MAX_AHEAD_BYTES = 4e6
 """Bytes up to which a launch has asked for all of its pages before it may read: 25 MB that were
 asked for early took 1.9 times as long as predicted (6 sequences of 15,904 tokens, a window of
 4,096)."""
-LARGE_CLUSTER, LARGE_CLUSTER_FIT = 8, 0.84
-"""Clusters of so many thread blocks or more fill such a part of the SMs: each lies in one GPC."""
+LARGE_CLUSTER, LARGE_CLUSTER_FIT = 8, 0.85
+"""Clusters of so many thread blocks or more fill such a part of the SMs: each lies in one GPC. On
+an H200 seven of 16 run at once, and eight, for so many heads of one long sequence, take 1.2 times
+as long as their bytes."""
 
 SPACE = {
     "tokens": (32, 16, 64),
@@ -205,8 +207,9 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     clusters, mean, merge_us, bytes_moved = _work(problem)
     cluster, blocks_per_sm = config["cluster"], config["blocks_per_sm"]
     blocks, fits = clusters * cluster, next_launch_fits(clusters, cluster, blocks_per_sm, gpu)
-    room = gpu.sms * blocks_per_sm * (LARGE_CLUSTER_FIT if cluster >= LARGE_CLUSTER else 1.0)
-    waves = ceil(clusters / max(room // cluster, 1))
+    is_large = cluster >= LARGE_CLUSTER
+    sms = gpu.sms * LARGE_CLUSTER_FIT if is_large else float(gpu.sms)
+    waves = ceil(clusters / max(sms * blocks_per_sm // cluster, 1))
     is_ahead = config["ahead"] and fits and bytes_moved <= MAX_AHEAD_BYTES
     pass_us = (L2_US if is_ahead else DRAM_US) + tile_us(problem, config, blocks, gpu)
     merge_us += CLUSTER_MERGE_US if cluster > 1 else 0.0
@@ -215,9 +218,14 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
         mean_passes = max(1.0, mean / (config["tokens"] * config["num_warps"] * cluster))
         waits_us += (waves - 1) * (NEXT_US + merge_us + NEXT_SHARE * mean_passes * pass_us)
     dram = BANDWIDTH_EFFICIENCY * gpu.bandwidth
-    rate = min(dram * (L2_TO_DRAM if is_ahead else 1.0), min(blocks, gpu.sms) * SM_BANDWIDTH)
+    rate = dram * (L2_TO_DRAM if is_ahead else 1.0)
+    # Of eight clusters of 16 thread blocks seven run at once, and the last one has few SMs.
+    at_once = max(int(sms // cluster), 1)
+    last = (clusters - 1) % at_once + 1 if is_large else clusters
+    last_rate = min(rate, min(last * cluster, gpu.sms) * SM_BANDWIDTH)
+    seconds = bytes_moved / clusters * ((clusters - last) / rate + last / last_rate)
     longest_bytes = _sizes(problem).visible * _sizes(problem).token_bytes / cluster
-    stream_us = max(bytes_moved / rate, longest_bytes / SM_BANDWIDTH) * 1e6
+    stream_us = max(seconds, longest_bytes / SM_BANDWIDTH) * 1e6
     total_us = RELEASE_US + (waits_us**OVERLAP + stream_us**OVERLAP) ** (1 / OVERLAP)
     total_us += 0.0 if fits else NO_OVERLAP_US
     if not is_ahead:

@@ -142,7 +142,8 @@ def _split_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     rate = gpu.bandwidth * bandwidth_share(problem, config, min(resident, ctas) / gpu.sms)
     bytes_us = moved / (rate * BANDWIDTH_EFFICIENCY) * 1e6
     products_us = math_us(problem, seen * problem["kv_heads"], ctas, gpu)
-    tiles_us = chain_us(problem, config, ceil(ctas / resident), seen / tiles, 0.0)
+    waves = ceil(ctas / resident)
+    tiles_us = chain_us(problem, config, waves, seen / tiles, 0.0, alone=ctas <= gpu.sms)
     tiles_us += EMPTY_US * (num_tiles(problem) * splits - ctas) / resident
     steady_us = overlapped_us(tiles_us, max(bytes_us, products_us))
     return LAUNCH_US + BEGIN_END_US + steady_us + merge_us
@@ -245,14 +246,14 @@ def _cluster_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     resident_clusters = max(1, gpu.sms // GPC_SMS * clusters_per_gpc)
     clusters = tiles * problem["kv_heads"]
     ctas = min(clusters, resident_clusters) * splits
-    share = bandwidth_share(problem, config, ctas / gpu.sms)
-    share *= ALONE if ctas <= gpu.sms else 1.0
+    alone = ctas <= gpu.sms
+    share = bandwidth_share(problem, config, ctas / gpu.sms) * (ALONE if alone else 1.0)
     rate = min(gpu.bandwidth * share, min(ctas, gpu.sms) * SM_BANDWIDTH)
     bytes_us = ENTRY.bytes_moved(problem) / rate * 1e6
     products_us = math_us(problem, seen * problem["kv_heads"], ctas, gpu)
     exchange_us = EXCHANGE_US * min(num_rows(problem), block_m) * problem["head_dim"] / 8192
     waves = ceil(clusters / resident_clusters)
-    tiles_us = chain_us(problem, config, waves, seen / tiles, exchange_us)
+    tiles_us = chain_us(problem, config, waves, seen / tiles, exchange_us, alone=alone)
     return LAUNCH_US + BEGIN_END_US + overlapped_us(tiles_us, max(bytes_us, products_us))
 
 

@@ -88,7 +88,8 @@ MAX_GRID = 65535
 
 def num_rows(problem: Problem) -> int:
     """Rows of one key-value head in the longest sequence: query tokens times heads."""
-    return int(problem["max_q"] * (problem["heads"] // problem["kv_heads"]))
+    axes = problem.values  # a choice asks for it a hundred times
+    return int(axes["max_q"] * (axes["heads"] // axes["kv_heads"]))
 
 
 @lru_cache(16)  # each configuration of a choice asks for the same problem
@@ -105,7 +106,8 @@ def num_tiles(problem: Problem) -> int:
 
 def token_bytes(problem: Problem) -> int:
     """Bytes of a cached key, or of a value."""
-    return int(problem["head_dim"] * (1 if problem["kv_dtype"] == FP8 else 2))
+    axes = problem.values
+    return int(axes["head_dim"] * (1 if axes["kv_dtype"] == FP8 else 2))
 
 
 def num_warps(config: Config) -> int:
@@ -167,14 +169,15 @@ def illegal_tile(config: Config, problem: Problem, gpu: Gpu, shared_bytes: int) 
 
 def _illegal_size(config: Config, problem: Problem) -> str | None:
     """Why the problem is too large, or its cache of a kind that only `naive` reads."""
-    if problem["kv_dtype"] == NVFP4:
+    axes = problem.values
+    if axes["kv_dtype"] == NVFP4:
         return "only the variant naive reads NVFP4"
-    if max(problem["batch"] * config["splits"], problem["kv_heads"]) > MAX_GRID:
+    if max(axes["batch"] * config["splits"], axes["kv_heads"]) > MAX_GRID:
         return f"a grid has at most {MAX_GRID} thread blocks for sequences or for heads"
     if num_rows(problem) * config["splits"] >= 1 << 31:
         return f"{num_rows(problem)} rows are more than 32-bit indices reach"
-    slots, vectors = problem["pages"] * problem["page_size"], token_bytes(problem) // 16
-    if slots * problem["kv_heads"] * vectors >= 1 << 31:
+    slots, vectors = axes["pages"] * axes["page_size"], token_bytes(problem) // 16
+    if slots * axes["kv_heads"] * vectors >= 1 << 31:
         return "a cache of 32 GB or more is beyond 32-bit offsets of 16 bytes"
     return None
 
@@ -241,10 +244,13 @@ TILE_US = 0.22
 """Microseconds that a thread block waits at each tile of tokens: barriers and the block table."""
 TILE_WORK_US = 0.32
 """Microseconds for products and softmax of 16 rows, 64 tokens and 128 elements of a head."""
-CAPPED = 2.6
-"""How much longer these take with a softcap."""
+CAP_US = 0.6
+"""Microseconds for the softcap of 16 rows and 64 tokens."""
 STAGE_US = 0.58
 """Microseconds from the request of a stage until it is there."""
+SHARED_SM = 1.3
+"""How much longer a tile takes where thread blocks share an SM; fitted to 138 times of `split` and
+`cluster` on an H200."""
 NEXT_US, NEXT_SHARE = 2.2, 0.44
 """Microseconds between two thread blocks in one place of an SM, and the part of the tiles of later
 thread blocks that those beside them do not hide."""
@@ -255,16 +261,19 @@ MMA_EFFICIENCY = 0.28
 """Part of the tensor cores' peak that mma.sync with ldmatrix reaches on Hopper."""
 
 
-def chain_us(problem: Problem, config: Config, waves: int, mean: float, end_us: float) -> float:
+def chain_us(
+    problem: Problem, config: Config, waves: int, mean: float, end_us: float, *, alone: bool
+) -> float:
     """The time of an SM's thread blocks one after another: of the longest sequence, then mean ones.
 
     ``mean`` is the number of tokens that a tile of rows sees on average, and ``end_us`` what a
-    thread block does after its last tile.
+    thread block does after its last tile. ``alone``: each thread block has an SM to itself.
     """
     block_n, splits, block_m = config["block_n"], config["splits"], tile_rows(problem)
-    work = block_n * problem["head_dim"] * block_m / (64 * 128 * 16)
-    work *= CAPPED if problem["softcap"] else 1.0
-    tile_us = max(TILE_US + TILE_WORK_US * work, STAGE_US / (config["stages"] - 1))
+    scores = block_n * block_m / (64 * 16)
+    score_us = TILE_WORK_US * problem["head_dim"] / 128 + (CAP_US if problem["softcap"] else 0.0)
+    tile_us = max(TILE_US + score_us * scores, STAGE_US / (config["stages"] - 1))
+    tile_us *= 1.0 if alone else SHARED_SM
     longest = ceil(most_visible(problem, block_m) / block_n)
     longest_us = ceil(longest / splits) * tile_us + end_us
     if waves == 1:
