@@ -236,6 +236,11 @@ struct PrefillConsumer {
     Rows rows;
 #pragma unroll
     for (float& value : rows.accumulators) value = 0.0f;
+    Scores scores;
+    shared.keys_full[keys.stage].wait(keys.phase);
+    multiply_keys(scores, keys.stage);
+
+    // While the first scores are multiplied, the lanes work out what their rows see.
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       rows.last_visible[i] = tile.first_query_limit() + (first_row + 8 * i) / args.group();
@@ -250,20 +255,15 @@ struct PrefillConsumer {
       const int first_token = max(tile.last_query_limit() + 1 - args.window, 0);
       unmasked_begin = max(ceil_div(first_token, BLOCK_N), begin);
     }
-
     clear_unused(tile, values);
+
     int i = tile.end - 1;
-    {
-      Scores scores;
-      shared.keys_full[keys.stage].wait(keys.phase);
-      multiply_keys(scores, keys.stage);
-      wgmma_wait<0>();
-      pin(scores);
-      release_stage<Tile::kClusterSize>(shared.keys_empty[keys.stage]);
-      keys.advance();
-      exponentiate<true>(rows, scores, i, k_scale);
-      round_weights(rows, scores);
-    }
+    wgmma_wait<0>();
+    pin(scores);
+    release_stage<Tile::kClusterSize>(shared.keys_empty[keys.stage]);
+    keys.advance();
+    exponentiate<true>(rows, scores, i, k_scale);
+    round_weights(rows, scores);
     for (--i; i >= unmasked_end; --i) attend<true>(rows, keys, values, i, k_scale);
     for (; i >= unmasked_begin; --i) attend<false>(rows, keys, values, i, k_scale);
     if constexpr (Kind::kWindow) {

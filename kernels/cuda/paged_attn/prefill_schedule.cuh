@@ -16,7 +16,7 @@ namespace kernelcat {
 // of the sequence were queries. So a sequence has row tiles at some successive levels, and those of
 // a greater level see more tokens. A warp goes down the levels run by run: in a run the same
 // sequences have a row tile at every level, and row tile n of the run is found by division. Each
-// lane looks at one sequence; more than 32 sequences are divided into groups of 32, one group after
+// lane keeps one sequence; more than 32 sequences are divided into groups of 32, one group after
 // the other. (A warp that finds the next tile of uneven sequences: the scheduler of
 // FlashAttention-3.)
 //
@@ -47,7 +47,7 @@ class PrefillSchedule {
       if (!find_run()) return false;
     }
     const int level = top_ - 1 - ahead_ / level_tiles, pair = ahead_ % level_tiles;
-    find_row_tile(tile, level, first_sequence_ + nth_sequence(pair / kv_heads_), pair % kv_heads_);
+    find_row_tile(tile, level, lane_of_nth(pair / kv_heads_), pair % kv_heads_);
     // One round of the clusters goes up, the next one down.
     const int clusters = static_cast<int>(gridDim.x) / Tile::kClusterSize;
     const int next_place = clusters - 1 - place_;
@@ -69,9 +69,7 @@ class PrefillSchedule {
     return max(sequence.context(), 0) / cluster_queries();
   }
 
-  __device__ __forceinline__ Levels levels_of(int index) const {
-    if (index >= batch_) return {};
-    const Sequence sequence = load_sequence(cu_q_, kv_lens_, index);
+  __device__ __forceinline__ Levels levels_of(const Sequence& sequence) const {
     const int begin = first_level(sequence);
     return {begin, begin + ceil_div(sequence.num_queries, cluster_queries())};
   }
@@ -79,7 +77,8 @@ class PrefillSchedule {
   // Goes to the run below, or to the first one of the next sequences; false if none is left.
   __device__ __forceinline__ bool find_run() {
     for (; first_sequence_ < batch_; first_sequence_ += kWarpThreads) {
-      const Levels levels = levels_of(first_sequence_ + lane_index());
+      if (bottom_ == kAllLevels) load_own_sequence();
+      const Levels levels = levels_of(own_sequence_);
       const int end = min(levels.end, bottom_);
       top_ = __reduce_max_sync(0xffffffff, levels.begin < end ? end : 0);
       if (top_ > 0) {
@@ -93,19 +92,31 @@ class PrefillSchedule {
     return false;
   }
 
-  // Sequence n of those of the run, counted from first_sequence_.
-  __device__ __forceinline__ int nth_sequence(int n) const {
+  __device__ __forceinline__ void load_own_sequence() {
+    const int index = first_sequence_ + lane_index();
+    own_sequence_ = {};
+    if (index < batch_) own_sequence_ = load_sequence(cu_q_, kv_lens_, index);
+  }
+
+  // The lane that looks at sequence n of those of the run.
+  __device__ __forceinline__ int lane_of_nth(int n) const {
     const uint32_t lane_bit = 1u << lane_index();
     const bool is_nth = (sequences_ & lane_bit) != 0 && __popc(sequences_ & (lane_bit - 1)) == n;
     return __ffs(__ballot_sync(0xffffffff, is_nth)) - 1;
   }
 
-  __device__ __forceinline__ void find_row_tile(RowTile& tile, int level, int sequence_idx,
+  __device__ __forceinline__ Sequence sequence_of_lane(int lane) const {
+    return {.first_query = __shfl_sync(0xffffffff, own_sequence_.first_query, lane),
+            .num_queries = __shfl_sync(0xffffffff, own_sequence_.num_queries, lane),
+            .num_tokens = __shfl_sync(0xffffffff, own_sequence_.num_tokens, lane)};
+  }
+
+  __device__ __forceinline__ void find_row_tile(RowTile& tile, int level, int lane,
                                                 int kv_head) const {
-    const Sequence sequence = load_sequence(cu_q_, kv_lens_, sequence_idx);
+    const Sequence sequence = sequence_of_lane(lane);
     const int first = (level - first_level(sequence)) * cluster_queries();
     tile.sequence = sequence;
-    tile.sequence_idx = sequence_idx, tile.kv_head = kv_head;
+    tile.sequence_idx = first_sequence_ + lane, tile.kv_head = kv_head;
     tile.first_query = first + rank_ * queries_;
     tile.num_queries = min(queries_, sequence.num_queries - tile.first_query);
     // What some row of the cluster sees.
@@ -124,6 +135,7 @@ class PrefillSchedule {
   int place_;          // of the cluster in the round
   int ahead_;          // row tiles from the run's first one to the cluster's next one
   int first_sequence_ = 0;
+  Sequence own_sequence_;  // first_sequence_ + lane_index(); without queries if there is none
   int top_ = kAllLevels, bottom_ = kAllLevels;  // the run's levels are [bottom_, top_)
   uint32_t sequences_ = 0;                      // bit i: sequence first_sequence_ + i is in the run
 };
