@@ -244,7 +244,7 @@ def test_few_tokens_are_loaded_at_once(name: str, expected: Config) -> None:
 @pytest.mark.parametrize(
     ("name", "expected", "ahead"),
     [
-        ("decode-1x3008-64/8x64-p16-sinks", config(32, 8, 16, 3), False),
+        ("decode-1x3008-64/8x64-p16-sinks", config(64, 6, 8, 2), False),
         ("decode-1x3008-64/8x64-p16-window128-sinks", config(16, 8), True),
         ("decode-64x1024-64/8x64-p16-window128-sinks", config(16, 4, 1, 8), False),
     ],
@@ -253,7 +253,7 @@ def test_two_launches_have_room_for_each_other(name: str, expected: Config, ahea
     """And there is no more room than that, so that a thread has all registers it can have."""
     problem = ENTRY.problems[name]
     assert STAGED.default(problem, H200) == staged(expected, ahead)
-    more = Config({**staged(expected), "blocks_per_sm": 8, "num_warps": 2})
+    more = Config({**staged(expected), "blocks_per_sm": 4, "num_warps": 2})
     if expected["blocks_per_sm"] < 8:
         assert "do not need room" in str(STAGED.unpromising(more, problem, H200))
 

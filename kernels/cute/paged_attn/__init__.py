@@ -14,6 +14,7 @@ from kernelcat.catalog.cost_model import BANDWIDTH_EFFICIENCY, LAUNCH_US
 from kernelcat.catalog.implementation import Config, Implementation, Pointer, Program, Step
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cute import CuteSource
+from kernelcat.kernels.cuda.common.persistent import clusters_at_once
 from kernelcat.kernels.cute.paged_attn.program import (
     WARPS,
     attend,
@@ -171,8 +172,6 @@ SPLIT = Implementation(
 # cluster ----------------------------------------------------------------------------------------
 
 CLUSTERS = (16, 8, 4, 2)
-GPC_SMS = 16
-"""SMs of most graphics processing clusters; a cluster of thread blocks lies within one."""
 ALONE = 0.77
 """Part of its bandwidth that an SM reaches with one thread block, which waits at every tile."""
 EXCHANGE_US = 4.0
@@ -242,8 +241,10 @@ def _cluster_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     """The tiles and the exchange of the longest sequence's cluster, the bytes or the products."""
     splits, block_m = config["splits"], tile_rows(problem)
     tiles, seen = tiles_seen(problem, block_m)
-    clusters_per_gpc = GPC_SMS * _ctas_per_sm(problem, config, gpu) // splits
-    resident_clusters = max(1, gpu.sms // GPC_SMS * clusters_per_gpc)
+    eight = min(splits, 8)  # of 16 thread blocks half as many clusters run at once
+    resident_clusters = max(
+        1, clusters_at_once(gpu.sms * _ctas_per_sm(problem, config, gpu), eight) * eight // splits
+    )
     clusters = tiles * problem["kv_heads"]
     ctas = min(clusters, resident_clusters) * splits
     alone = ctas <= gpu.sms

@@ -213,6 +213,9 @@ def _unpromising(splits: bool, config: Config, problem: Problem, gpu: Gpu) -> st
 START_US = 3.9
 """Launch, loads of the rows and of the first page numbers, and the results' way to memory. This and
 the numbers below are fitted to 473 times of `tiled` and `split` on an H200."""
+NEXT_US = 4.0
+"""Microseconds until the next 64 rows of an SM have been loaded, and those before stored, which
+overlaps with nothing: the SM has one program (28 times of `tiled` with more row tiles than SMs)."""
 TILE_US = 1.7
 """Microseconds of a tile of tokens beside its loads and products: page numbers, maximum and
 exponentials of the scores, and barriers."""
@@ -281,8 +284,9 @@ def _estimate_naive(problem: Problem, config: Config, gpu: Gpu) -> float:
 def _estimate_tiled(problem: Problem, config: Config, gpu: Gpu) -> float:
     row_tiles, tiles = _tiles(config, problem)
     longest = ceil(problem["table_width"] * problem["page_size"] / config["block_n"])
-    rounds = max(ceil(row_tiles / gpu.sms) * tiles, longest)
-    return _work_us(rounds, problem, config, gpu)
+    waves = ceil(row_tiles / gpu.sms)
+    next_us = NEXT_US * (waves - 1) * config["block_m"] / 64
+    return _work_us(max(waves * tiles, longest), problem, config, gpu) + next_us
 
 
 def _estimate_split(problem: Problem, config: Config, gpu: Gpu) -> float:
