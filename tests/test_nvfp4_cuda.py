@@ -210,14 +210,14 @@ def test_splits_of_k_are_one_wave_of_clusters(m: int, n: int, k: int) -> None:
 
 
 def test_illegal_problems_have_a_reason() -> None:
-    rows = product(1, 256, 512)
+    rows, half = product(1, 256, 512), tiles(1, 256, 512, **MXFP4, **HALF)
     for implementation in (mma.IMPLEMENTATION, wgmma.IMPLEMENTATION):
         config = implementation.default(rows, H200)
         assert "prepack" in (implementation.why_not(config, rows, H200) or "")
         assert implementation.why_not(config, tiles(1, 256, 512), A100) is not None
     many = tiles(65, 256, 512)
     assert "65 rows" in (mma.IMPLEMENTATION.why_not(streams(1, 1, 1), many, H200) or "")
-    assert naive.IMPLEMENTATION.why_not(Config(), tiles(1, 256, 512), A100) is None
+    assert naive.IMPLEMENTATION.why_not(Config(), half, A100) is None
 
 
 @pytest.mark.parametrize("packing", PACKINGS)

@@ -253,7 +253,7 @@ def test_two_launches_have_room_for_each_other(name: str, expected: Config, ahea
     """And there is no more room than that, so that a thread has all registers it can have."""
     problem = ENTRY.problems[name]
     assert STAGED.default(problem, H200) == staged(expected, ahead)
-    more = Config({**staged(expected), "blocks_per_sm": 4, "num_warps": 2})
+    more = Config({**staged(expected), "blocks_per_sm": 8, "num_warps": 2, "tokens": 16})
     if expected["blocks_per_sm"] < 8:
         assert "do not need room" in str(STAGED.unpromising(more, problem, H200))
 

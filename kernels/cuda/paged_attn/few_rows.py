@@ -8,6 +8,7 @@ from math import ceil
 from kernelcat.catalog.implementation import Config
 from kernelcat.catalog.spec import Problem
 from kernelcat.kernels.cuda.common.paged_cache import mean_context, num_slots
+from kernelcat.kernels.cuda.common.persistent import clusters_at_once
 from kernelcat.kernels.cuda.paged_attn.operands import group
 from kernelcat.reference.paged_attn import most_visible
 from kernelcat.runtime.gpu import Gpu
@@ -77,6 +78,16 @@ def tile_us(problem: Problem, config: Config, blocks: int, gpu: Gpu) -> float:
     if problem["softcap"]:
         us += CAPPED_US * row_tiles(problem) * max(1.0, warps / CAPPED_WARPS)
     return us * config["tokens"] / 32
+
+
+def resident_clusters(thread_blocks: int, cluster: int) -> int:
+    """Clusters that run at once where ``thread_blocks`` of one fit: of 16 half as many as of eight.
+
+    An H200 has seven of 16, one in each GPC: eight, for so many heads of one long sequence, take
+    1.2 times as long as their bytes.
+    """
+    size = min(cluster, 8)
+    return max(clusters_at_once(thread_blocks, size) * size // cluster, 1)
 
 
 def next_launch_fits(clusters: int, cluster: int, blocks_per_sm: int, gpu: Gpu) -> bool:

@@ -17,6 +17,7 @@ from kernelcat.kernels.cuda.paged_attn.few_rows import (
     TABLE_LOADS,
     next_launch_fits,
     passes,
+    resident_clusters,
     row_tiles,
     tile_us,
     why_not_few_rows,
@@ -55,10 +56,8 @@ MAX_AHEAD_BYTES = 4e6
 """Bytes up to which a launch has asked for all of its pages before it may read: 25 MB that were
 asked for early took 1.9 times as long as predicted (6 sequences of 15,904 tokens, a window of
 4,096)."""
-LARGE_CLUSTER, LARGE_CLUSTER_FIT = 8, 0.85
-"""Clusters of so many thread blocks or more fill such a part of the SMs: each lies in one GPC. On
-an H200 seven of 16 run at once, and eight, for so many heads of one long sequence, take 1.2 times
-as long as their bytes."""
+LARGE_CLUSTER = 8
+"""Clusters of so many thread blocks or more leave SMs idle: each lies in one GPC."""
 
 SPACE = {
     "tokens": (32, 16, 64),
@@ -207,9 +206,9 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     clusters, mean, merge_us, bytes_moved = _work(problem)
     cluster, blocks_per_sm = config["cluster"], config["blocks_per_sm"]
     blocks, fits = clusters * cluster, next_launch_fits(clusters, cluster, blocks_per_sm, gpu)
-    is_large = cluster >= LARGE_CLUSTER
-    sms = gpu.sms * LARGE_CLUSTER_FIT if is_large else float(gpu.sms)
-    waves = ceil(clusters / max(sms * blocks_per_sm // cluster, 1))
+    is_large, room = cluster >= LARGE_CLUSTER, gpu.sms * blocks_per_sm
+    at_once = resident_clusters(room, cluster) if is_large else max(room // cluster, 1)
+    waves = ceil(clusters / at_once)
     is_ahead = config["ahead"] and fits and bytes_moved <= MAX_AHEAD_BYTES
     pass_us = (L2_US if is_ahead else DRAM_US) + tile_us(problem, config, blocks, gpu)
     merge_us += CLUSTER_MERGE_US if cluster > 1 else 0.0
@@ -220,8 +219,7 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     dram = BANDWIDTH_EFFICIENCY * gpu.bandwidth
     rate = dram * (L2_TO_DRAM if is_ahead else 1.0)
     # Of eight clusters of 16 thread blocks seven run at once, and the last one has few SMs.
-    at_once = max(int(sms // cluster), 1)
-    last = (clusters - 1) % at_once + 1 if is_large else clusters
+    last = (clusters - 1) % resident_clusters(gpu.sms, cluster) + 1 if is_large else clusters
     last_rate = min(rate, min(last * cluster, gpu.sms) * SM_BANDWIDTH)
     seconds = bytes_moved / clusters * ((clusters - last) / rate + last / last_rate)
     longest_bytes = _sizes(problem).visible * _sizes(problem).token_bytes / cluster

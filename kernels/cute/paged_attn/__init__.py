@@ -14,7 +14,7 @@ from kernelcat.catalog.cost_model import BANDWIDTH_EFFICIENCY, LAUNCH_US
 from kernelcat.catalog.implementation import Config, Implementation, Pointer, Program, Step
 from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cute import CuteSource
-from kernelcat.kernels.cuda.common.persistent import clusters_at_once
+from kernelcat.kernels.cuda.paged_attn.few_rows import resident_clusters
 from kernelcat.kernels.cute.paged_attn.program import (
     WARPS,
     attend,
@@ -241,19 +241,16 @@ def _cluster_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     """The tiles and the exchange of the longest sequence's cluster, the bytes or the products."""
     splits, block_m = config["splits"], tile_rows(problem)
     tiles, seen = tiles_seen(problem, block_m)
-    eight = min(splits, 8)  # of 16 thread blocks half as many clusters run at once
-    resident_clusters = max(
-        1, clusters_at_once(gpu.sms * _ctas_per_sm(problem, config, gpu), eight) * eight // splits
-    )
+    at_once = resident_clusters(gpu.sms * _ctas_per_sm(problem, config, gpu), splits)
     clusters = tiles * problem["kv_heads"]
-    ctas = min(clusters, resident_clusters) * splits
+    ctas = min(clusters, at_once) * splits
     alone = ctas <= gpu.sms
     share = bandwidth_share(problem, config, ctas / gpu.sms) * (ALONE if alone else 1.0)
     rate = min(gpu.bandwidth * share, min(ctas, gpu.sms) * SM_BANDWIDTH)
     bytes_us = ENTRY.bytes_moved(problem) / rate * 1e6
     products_us = math_us(problem, seen * problem["kv_heads"], ctas, gpu)
     exchange_us = EXCHANGE_US * min(num_rows(problem), block_m) * problem["head_dim"] / 8192
-    waves = ceil(clusters / resident_clusters)
+    waves = ceil(clusters / at_once)
     tiles_us = chain_us(problem, config, waves, seen / tiles, exchange_us, alone=alone)
     return LAUNCH_US + BEGIN_END_US + overlapped_us(tiles_us, max(bytes_us, products_us))
 
