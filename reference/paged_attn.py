@@ -127,6 +127,11 @@ def most_visible(problem: Problem, block_m: int | None = None) -> int:
     return min(room, problem["window"] + queries - 1)
 
 
+def is_cut(problem: Problem) -> bool:
+    """Whether the longest sequence has tokens that are older than its window."""
+    return 0 < problem["window"] < problem["table_width"] * problem["page_size"]
+
+
 @lru_cache(64)  # estimates of all configurations ask for a few heights of a tile
 def tiles_seen(problem: Problem, block_m: int) -> tuple[int, float]:
     """Row tiles of one key-value head, and the cached tokens that all of them see together.

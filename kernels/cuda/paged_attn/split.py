@@ -28,22 +28,21 @@ from kernelcat.runtime.gpu import Gpu
 MAX_STAGES = 6
 MAX_COPIES = 16
 """Units of 16 bytes that a thread copies of a tile of keys, at most."""
-TILE_US, TOKEN_US, ROWS_TOKEN_US = 0.72, 0.0073, 0.0216
+TILE_US, TOKEN_US, ROWS_TOKEN_US = 0.65, 0.011, 0.0168
 """Microseconds of a thread block for a KV tile, and of a warp for each of its tokens, with 16 rows
-and with more. These numbers and the next ones are fitted on an H200 to 145 times of 50 problems,
-what they say of more rows to 107 times of 30."""
-ROW_TILE_US, MORE_ROWS = 4.8, 0.29
+and with more. These numbers and the next ones are fitted to 185 times of 150 problems (H200)."""
+ROW_TILE_US, MORE_ROWS = 4.36, 0.29
 """Microseconds that a thread block loses between two row tiles of 16 rows and 128 elements, whose
 sums its warps merge, and the part of it that 16 rows more add."""
-UNEVEN = 3.3
+UNEVEN = 5.1
 """Short sequences lie side by side: where nearly all are short, thread blocks have up to so many
 times as many row tiles more than on average."""
-MERGE_BYTES = 28e3
-"""Bytes of partial results that the last thread block of a row tile adds up in a microsecond: 56
-rows of 132 parts took 122 us on an H100, 48 rows of 50 parts 34."""
-SPLIT_US = 8.9
-"""Until thread blocks know their ranges, and from the last partial result to the merged one."""
-OVERLAP = 4.6
+MERGE_US, MERGE_LOADS, ARRIVE_US = 0.59, 8, 1.7
+"""Microseconds of the last thread block of a row tile for ``MERGE_LOADS`` partial results of the
+vector of each thread, and until it knows that it is the last one."""
+SPLIT_US = 5.1
+"""From the launch until thread blocks know their ranges, and until the last row is stored."""
+OVERLAP = 2.8
 """Order of the norm that adds up DRAM or L2, the tiles of a thread block, and instructions."""
 INSTRUCTIONS = {FP8: (950, 6.8), NVFP4: (820, 5.8)}
 """Instructions of a thread for a cached token of a head, and for each of its elements."""
@@ -133,6 +132,11 @@ class Plan:
         """Microseconds that a thread block loses between two row tiles."""
         rows = 1 + MORE_ROWS * (self.block_m // 16 - 1)
         return ROW_TILE_US * rows * self.head_dim / 128
+
+    def merge_us(self, parts: int, rows: int) -> float:
+        """Microseconds of the last thread block of a row tile to add up ``parts`` of ``rows``."""
+        vectors = ceil(rows * self.head_dim / 4 / (32 * self.num_warps))  # of a thread
+        return ARRIVE_US + MERGE_US * vectors * ceil((parts - 1) / MERGE_LOADS)
 
     @property
     def merge_passes(self) -> int:
@@ -240,18 +244,18 @@ def estimate(problem: Problem, config: Config, gpu: Gpu, most_uneven: float) -> 
     share = row_share(token_bytes(problem) // 2)
     moved, read = ENTRY.bytes_moved(problem), items * plan.stage_bytes
     l2_us = read / (gpu.bandwidth * L2_TO_DRAM * flow) * 1e6
-    if moved > gpu.l2_bytes and row_tiles > gpu.sms * plan.blocks_per_sm:
-        moved = max(moved, read)  # a thread block has row tiles of the same tokens one by one
+    if moved > gpu.l2_bytes:
+        moved = max(moved, read)  # row tiles of the same tokens do not have them at the same time
     dram_us = moved / (gpu.bandwidth * flow * share) * 1e6
     longest = max(most_visible(problem, plan.block_m), 1)
     uneven = 1 - min(mean_context(problem) / longest, 1.0)
-    borders = min(block_tiles * row_tiles / items * (1 + most_uneven * uneven), block_tiles)
+    inner = max(block_tiles - 1, 0.0)
+    borders = min(inner * row_tiles / items * (1 + most_uneven * uneven), inner)
     chain_us = ceil(block_tiles) * plan.tile_us + (1 + borders) * plan.border_us
     work_us = _work_us(plan, tokens, problem, gpu)
     parts = ceil(longest / plan.block_n / max(block_tiles, 1))
-    part_rows = min(plan.block_m, _rows(problem, problem["max_q"]))
-    part_bytes = part_rows * (plan.head_dim + 2) * 4
-    merge_us = parts * part_bytes / MERGE_BYTES if parts > 1 else 0.0
+    rows = min(plan.block_m, _rows(problem, problem["max_q"]))
+    merge_us = plan.merge_us(parts, rows) if parts > 1 else 0.0
     steady = max(dram_us, l2_us) ** OVERLAP + chain_us**OVERLAP + work_us**OVERLAP
     return float(steady ** (1 / OVERLAP) + merge_us + SPLIT_US)
 

@@ -21,7 +21,7 @@ from kernelcat.kernels.cuda.paged_attn.operands import (
     why_no_boxes,
 )
 from kernelcat.reference._sequences import query_groups
-from kernelcat.reference.paged_attn import ENTRY, most_visible
+from kernelcat.reference.paged_attn import ENTRY, is_cut, most_visible
 from kernelcat.runtime.gpu import Gpu
 
 COLUMNS = 64
@@ -167,7 +167,7 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     Clusters take equally many row tiles, the longest first (prefill_schedule.cuh). In the last
     round some take none: so no cluster with one has less than an even part of the rounds before,
     and the longest row tile of that round. A row tile of one query takes as long for a cached token
-    as a full one. The last KV tile is half empty.
+    as a full one. The last KV tile is half empty, and with a window the first one, too.
     """
     if num_rows(problem) == 0:
         return LAUNCH_US
@@ -176,7 +176,8 @@ def _estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     score_us = SCORE_US[block_m // 64] + (CAPPED_US if problem["softcap"] else 0.0)
     token_us = block_m * (4 * problem["head_dim"] / rate + score_us)
     token_us = (token_us + KV_TILE_US[config["stages"]] / block_n) * (SHARED if cluster > 1 else 1)
-    row_tile_us = ROW_TILE_US + block_n / 2 * token_us
+    half_empty = 2 if is_cut(problem) else 1
+    row_tile_us = ROW_TILE_US + half_empty * block_n / 2 * token_us
 
     queries = block_m // group(problem) * cluster  # of a cluster's row tile
     groups = _row_tiles_of(problem, queries)

@@ -16,6 +16,7 @@ from kernelcat.catalog.spec import Problem
 from kernelcat.jit.cute import CuteSource
 from kernelcat.kernels.cuda.paged_attn.few_rows import resident_clusters
 from kernelcat.kernels.cute.paged_attn.program import (
+    SM_BANDWIDTH,
     WARPS,
     attend,
     bandwidth_share,
@@ -76,12 +77,14 @@ NAIVE = Implementation(
 
 # split ------------------------------------------------------------------------------------------
 
-BEGIN_END_US = 1.25
+BEGIN_END_US = 0.9
 """From the start of a thread block to its first tile, and from its last one to its end."""
-ARRIVE_US, PART_US = 1.0, 0.155
+ARRIVE_US, PART_US = 0.9, 0.16
 """Microseconds until the last thread block of a tile knows that it is the last one, and for each
 part that its threads add up: each thread loads a vector of one part after another, and takes its
 next vector when it is done."""
+ROWS_US = 2.0
+"""Microseconds to load the queries of 64 rows of 128 elements, and to store their results."""
 EMPTY_US = 1.6
 """Microseconds of a thread block that finds no rows: a grid has row tiles of the longest chunk for
 each sequence."""
@@ -143,8 +146,10 @@ def _split_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     rate = gpu.bandwidth * bandwidth_share(problem, config, min(resident, ctas) / gpu.sms)
     bytes_us = moved / (rate * BANDWIDTH_EFFICIENCY) * 1e6
     products_us = math_us(problem, seen * problem["kv_heads"], ctas, gpu)
-    waves = ceil(ctas / resident)
-    tiles_us = chain_us(problem, config, waves, seen / tiles, 0.0, alone=ctas <= gpu.sms)
+    rows_us = ROWS_US * block_m * dim / 8192
+    tiles_us = chain_us(
+        problem, config, ctas / resident, seen / tiles, rows_us, alone=ctas <= gpu.sms
+    )
     tiles_us += EMPTY_US * (num_tiles(problem) * splits - ctas) / resident
     steady_us = overlapped_us(tiles_us, max(bytes_us, products_us))
     return LAUNCH_US + BEGIN_END_US + steady_us + merge_us
@@ -172,12 +177,11 @@ SPLIT = Implementation(
 # cluster ----------------------------------------------------------------------------------------
 
 CLUSTERS = (16, 8, 4, 2)
-ALONE = 0.77
+ALONE = 0.83
 """Part of its bandwidth that an SM reaches with one thread block, which waits at every tile."""
-EXCHANGE_US = 4.0
-"""Microseconds of the exchange of 64 rows of 128 elements, in four-float messages."""
-SM_BANDWIDTH = 60e9
-"""Bytes a second that one SM can load while the other SMs load nothing."""
+EXCHANGE_US, EXCHANGE_PART_US = 3.7, 0.25
+"""Microseconds of the exchange of 64 rows of 128 elements, in four-float messages, and what each
+thread block of the cluster adds."""
 
 
 def _inbox_bytes(problem: Problem) -> int:
@@ -249,7 +253,8 @@ def _cluster_estimate(problem: Problem, config: Config, gpu: Gpu) -> float:
     rate = min(gpu.bandwidth * share, min(ctas, gpu.sms) * SM_BANDWIDTH)
     bytes_us = ENTRY.bytes_moved(problem) / rate * 1e6
     products_us = math_us(problem, seen * problem["kv_heads"], ctas, gpu)
-    exchange_us = EXCHANGE_US * min(num_rows(problem), block_m) * problem["head_dim"] / 8192
+    elements = min(num_rows(problem), block_m) * problem["head_dim"]
+    exchange_us = (EXCHANGE_US + EXCHANGE_PART_US * splits) * elements / 8192
     waves = ceil(clusters / at_once)
     tiles_us = chain_us(problem, config, waves, seen / tiles, exchange_us, alone=alone)
     return LAUNCH_US + BEGIN_END_US + overlapped_us(tiles_us, max(bytes_us, products_us))

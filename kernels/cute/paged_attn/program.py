@@ -240,29 +240,30 @@ def bandwidth_share(problem: Problem, config: Config, ctas: float) -> float:
     return float(tile_efficiency * min(1.0, (bytes_in_flight / BYTES_IN_FLIGHT) ** 0.5))
 
 
-TILE_US = 0.22
+TILE_US = 0.155
 """Microseconds that a thread block waits at each tile of tokens: barriers and the block table."""
-TILE_WORK_US = 0.32
+TILE_WORK_US = 0.215
 """Microseconds for products and softmax of 16 rows, 64 tokens and 128 elements of a head."""
-CAP_US = 0.6
+CAP_US = 0.35
 """Microseconds for the softcap of 16 rows and 64 tokens."""
-STAGE_US = 0.58
+STAGE_US = 0.38
 """Microseconds from the request of a stage until it is there."""
-SHARED_SM = 1.3
-"""How much longer a tile takes where thread blocks share an SM; fitted to 138 times of `split` and
-`cluster` on an H200."""
-NEXT_US, NEXT_SHARE = 2.2, 0.44
+SHARED_SM = 1.6
+"""How much longer a tile takes where thread blocks share an SM."""
+SM_BANDWIDTH = 65e9
+"""Bytes a second that one SM can load while the other SMs load nothing."""
+NEXT_US, NEXT_SHARE = 2.0, 0.44
 """Microseconds between two thread blocks in one place of an SM, and the part of the tiles of later
 thread blocks that those beside them do not hide."""
-OVERLAP = 2.5
+OVERLAP = 2.2
 """Order of the norm that adds up the tiles of one thread block, and the bytes or the products of
-all. These numbers are fitted to 259 times of `split` and `cluster` on an H200."""
+all. These numbers are fitted to 170 times of `split` and `cluster` on an H200."""
 MMA_EFFICIENCY = 0.28
 """Part of the tensor cores' peak that mma.sync with ldmatrix reaches on Hopper."""
 
 
 def chain_us(
-    problem: Problem, config: Config, waves: int, mean: float, end_us: float, *, alone: bool
+    problem: Problem, config: Config, waves: float, mean: float, end_us: float, *, alone: bool
 ) -> float:
     """The time of an SM's thread blocks one after another: of the longest sequence, then mean ones.
 
@@ -272,11 +273,12 @@ def chain_us(
     block_n, splits, block_m = config["block_n"], config["splits"], tile_rows(problem)
     scores = block_n * block_m / (64 * 16)
     score_us = TILE_WORK_US * problem["head_dim"] / 128 + (CAP_US if problem["softcap"] else 0.0)
+    copy_us = 2 * block_n * token_bytes(problem) / SM_BANDWIDTH * 1e6
     tile_us = max(TILE_US + score_us * scores, STAGE_US / (config["stages"] - 1))
-    tile_us *= 1.0 if alone else SHARED_SM
+    tile_us = max(tile_us * (1.0 if alone else SHARED_SM), copy_us)
     longest = ceil(most_visible(problem, block_m) / block_n)
     longest_us = ceil(longest / splits) * tile_us + end_us
-    if waves == 1:
+    if waves <= 1:
         return longest_us
     mean_us = NEXT_SHARE * mean / (block_n * splits) * tile_us
     return longest_us + (waves - 1) * (NEXT_US + mean_us + end_us)

@@ -17,7 +17,7 @@ from kernelcat.kernels.triton.common.architectures import illegal_float8
 from kernelcat.kernels.triton.common.grid import MAX_GRID_Y
 from kernelcat.kernels.triton.common.powers import next_power_of_two
 from kernelcat.reference._kv_cache import FP8, NVFP4, cache_row, row_bytes
-from kernelcat.reference.paged_attn import ENTRY, most_visible, sm_scale, tiles_seen
+from kernelcat.reference.paged_attn import ENTRY, is_cut, most_visible, sm_scale, tiles_seen
 from kernelcat.runtime.gpu import Gpu
 
 PACKAGE = "kernelcat.kernels.triton.paged_attn"
@@ -270,9 +270,10 @@ def _tile_us(problem: Problem, config: Config) -> float:
 
 def _tiles(problem: Problem, config: Config) -> tuple[int, float]:
     """Row tiles of one key-value head, and the tiles of tokens that each of them sees on average:
-    the last one is half empty."""
+    the last one is half empty, and with a window the first one, too."""
     row_tiles, tokens = tiles_seen(problem, config["block_m"])
-    return row_tiles, max(tokens / row_tiles / config["block_n"] + 0.5, 1.0)
+    half_empty = 2 if is_cut(problem) else 1
+    return row_tiles, max(tokens / row_tiles / config["block_n"] + 0.5 * half_empty, 1.0)
 
 
 def _busy_us(problem: Problem, config: Config, programs: int, gpu: Gpu) -> float:
@@ -318,6 +319,7 @@ def _estimate_tiled(tma: bool, problem: Problem, config: Config, gpu: Gpu) -> fl
         work_us *= 1.1  # addresses of rows, which TMA works out
     waves = ceil(programs / _residents(problem, config, gpu))
     longest_tiles = ceil(most_visible(problem, config["block_m"]) / config["block_n"])
+    longest_tiles += is_cut(problem)
     tile_us = _tile_us(problem, config)
     later_us = WAVE_US + NEXT_SHARE * mean_tiles * tile_us * busy / programs
     chain_us = longest_tiles * tile_us + (waves - 1) * later_us
