@@ -30,7 +30,7 @@ MAX_COPIES = 16
 """Units of 16 bytes that a thread copies of a tile of keys, at most."""
 TILE_US, TOKEN_US, ROWS_TOKEN_US = 0.65, 0.011, 0.0168
 """Microseconds of a thread block for a KV tile, and of a warp for each of its tokens, with 16 rows
-and with more. These numbers and the next ones are fitted to 185 times of 150 problems (H200)."""
+and with more. These numbers and the next ones are fitted to 183 times of 136 problems (H200)."""
 ROW_TILE_US, MORE_ROWS = 4.36, 0.29
 """Microseconds that a thread block loses between two row tiles of 16 rows and 128 elements, whose
 sums its warps merge, and the part of it that 16 rows more add."""
