@@ -76,10 +76,22 @@ extern "C" const char* run(void** params, const unsigned* grid, unsigned threads
 }}
 """
     path.with_suffix(".cpp").write_text(text)
-    folders = (STAND_INS, source.cuda_root() / "include", kernel.file.parent, *header_folders())
-    includes = [f"-I{folder}" for folder in folders]
     files = [str(path.with_suffix(".cpp")), "-o", str(path)]
-    host_build.compile([*OPTIONS, "-include", str(_host_header()), *includes, *files])
+    host_build.compile([*_options(kernel.file.parent), *files])
+
+
+def _options(folder: Path) -> list[str]:
+    """Options of the compiler for a kernel in ``folder``."""
+    folders = (STAND_INS, source.cuda_root() / "include", folder, *header_folders())
+    includes = [f"-I{folder}" for folder in folders]
+    return [*OPTIONS, "-include", str(_host_header()), *includes]
+
+
+def check_syntax(text: str, folder: Path) -> None:
+    """Raises what the compiler says of ``text``, which includes files of kernels/cuda."""
+    path = folder / "text.cpp"
+    path.write_text(text)
+    host_build.compile([*_options(source.cuda_root()), "-fsyntax-only", str(path)])
 
 
 MARGIN_BYTES = 1 << 24

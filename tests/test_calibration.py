@@ -416,7 +416,7 @@ def test_a_file_that_holds_no_models_is_an_error(monkeypatch, tmp_path) -> None:
     calibration.models.cache_clear()
 
 
-def test_models_that_another_process_saved_stay(monkeypatch, tmp_path) -> None:
+def test_models_of_other_entries_stay_and_one_that_is_no_more_goes(monkeypatch, tmp_path) -> None:
     file = tmp_path / "models.json"
     monkeypatch.setattr(calibration, "path", lambda sku: file)
     calibration.models.cache_clear()
@@ -425,6 +425,8 @@ def test_models_that_another_process_saved_stay(monkeypatch, tmp_path) -> None:
     file.write_text(json.dumps({"fp8_gemm": other.to_json()}))
     calibration.save("h200", mine)
     assert calibration.models("h200") == {**mine, "fp8_gemm": other}
+    calibration.save("h200", {"fp8_gemm": None})  # too few of its problems are measured now
+    assert calibration.models("h200") == mine
     monkeypatch.undo()
     calibration.models.cache_clear()
 

@@ -6,6 +6,8 @@ read before it has arrived, gives wrong results.
 
 from __future__ import annotations
 
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import cuda_fibers
@@ -32,14 +34,17 @@ def tiles(tile: str, cluster: str, schedule: str = "cooperative", swap: bool = F
 
 
 FOUR_BY_TWO = gemm(130, 300, 1000), tiles("64x72", "4x2", swap=True), 16
-"""72 rows of A in three parts: the fourth row of the cluster loads none."""
+"""72 rows of A are nine atoms: the four rows of the cluster take turns to load all of them."""
 TWO_BY_TWO = gemm(200, 150, 1000, "gelu", True), tiles("64x80", "2x2", "pingpong"), 8
 FOUR_BY_ONE = gemm(100, 500, 520, "swiglu", True), tiles("64x112", "4x1", swap=True), 8
+IN_TURNS = gemm(20, 700, 1000), tiles("64x24", "4x1", swap=True), 4
+"""Three cluster tiles for one cluster, whose thread blocks take turns to load 24 rows of A."""
 THREE_CONSUMERS = gemm(330, 300, 704, "silu", True), tiles("192x144", "1x2"), 4
 CASES = {
     "4x2, swapped": FOUR_BY_TWO,
     "2x2, ping-pong": TWO_BY_TWO,
     "4x1, gated": FOUR_BY_ONE,
+    "4x1, in turns": IN_TURNS,
     "1x4": (gemm(150, 600, 704), tiles("128x144", "1x4"), 8),
     "2x4": (gemm(100, 200, 640), tiles("64x48", "2x4"), 16),
     "three consumers": THREE_CONSUMERS,
@@ -68,13 +73,13 @@ def test_a_product_is_right(case: Any, variant: Any) -> None:
 
 
 def test_boxes_of_last_tiles_reach_to_the_end_of_the_operands() -> None:
-    """72 rows of A in parts of 24: the second tile has 58 rows, and its last part 10 of them."""
+    """Tiles of 72 rows of A are loaded whole: the second one has 58 rows, which are eight atoms."""
     problem, config, sms = FOUR_BY_TWO
     (step,) = fitted.IMPLEMENTATION.program(
         problem, config, cuda_fibers.Host(max_blocks=sms, sms=sms).gpu
     ).steps
     boxes = [p.box for p in step.params if isinstance(p, TensorMap) and p.tensor in ("a", "b")]
-    assert boxes[:4] == [(64, 32), (64, 16), (64, 24), (64, 16)]
+    assert boxes[:4] == [(64, 32), (64, 16), (64, 72), (64, 64)]
 
 
 @pytest.mark.parametrize(
@@ -93,8 +98,29 @@ def test_a_tune_leaves_products_of_whole_tiles_to_wgmma() -> None:
     assert "wgmma takes as long" in str(fitted.IMPLEMENTATION.too_slow(config, problem, gpu))
 
 
+@needs_compiler
+def test_the_host_has_the_chunks_of_the_kernel(tmp_path: Path) -> None:
+    """How D is cut is worked out here and where the kernel is compiled, for each tile."""
+    gpu, asserts = cuda_fibers.Host(max_blocks=8, sms=8).gpu, set[str]()
+    for activation, residual in product(("none", "swiglu"), (False, True)):
+        problem = gemm(4096, 4096, 4096, activation, residual)
+        for config in wgmma.IMPLEMENTATION.legal(problem, gpu):
+            plan = wgmma.Plan.of(config, problem, gpu)
+            numbers = plan.block_m, plan.block_n, 2, plan.pingpong, plan.swap, 1, 1, False, True
+            values = ", ".join(map(str, numbers)).lower()
+            of = f"WgmmaTile<bfloat16, {values}, Activation::k{activation.title()}, {residual}, 64>"
+            rows, cols = plan.chunk
+            tile = of.replace("True", "true").replace("False", "false")
+            asserts.add(f"static_assert({tile}::kChunkRows == {rows});")
+            asserts.add(f"static_assert({tile}::kChunkCols == {cols});")
+    assert len(asserts) > 500
+    lines = ['#include "gemm/wgmma_tile.cuh"', "using namespace kernelcat;", *sorted(asserts)]
+    cuda_fibers.check_syntax("\n".join(lines), tmp_path)
+
+
 PRODUCT = "gemm/wgmma_product.cuh"
 RING, RELEASE = "include/kernelcat/operand_ring.cuh", "include/kernelcat/stage_release.cuh"
+SCHEDULE = "include/kernelcat/block_schedule.cuh"
 FAULTS = {
     "a part goes to another row of the cluster": (
         RING, "kRow << cluster_row * Config::kClusterN", "kRow", FOUR_BY_TWO,
@@ -102,8 +128,23 @@ FAULTS = {
     "a part goes to another column of the cluster": (
         RING, "kColumn << cluster_col", "kColumn", FOUR_BY_TWO,
     ),
-    "the fourth thread block loads a part that three have": (
-        RING, "if (kLoaders < kSharers && part >= kLoaders) return;", "", FOUR_BY_TWO,
+    "all thread blocks of a column load the same rows": (
+        RING, "else if (k_block % kSharers == part)", "else", FOUR_BY_TWO,
+    ),
+    "rows are loaded before the cluster's barriers are initialised": (
+        RING, "      wait_for_cluster();\n", "", IN_TURNS,
+    ),
+    "a thread block ends while others still arrive at its barriers": (
+        RING, "i < Config::kNumStages; ++i", "i < 0; ++i", IN_TURNS,
+    ),
+    "every work item is the first one": (
+        SCHEDULE, "if (i < this->size()) work = (*this)[i];", "", IN_TURNS,
+    ),
+    "the last chunk of a tile does not overlap the one before": (
+        "gemm/wgmma_store.cuh",
+        "min(i % Config::kChunksPerWgmma * Config::kChunkSums,",
+        "max(i % Config::kChunksPerWgmma * Config::kChunkSums,",
+        FOUR_BY_TWO,
     ),
     "stages are released in the row of the cluster only": (
         RELEASE, "lane < kClusterM + kClusterN - 1", "lane < kClusterN", FOUR_BY_TWO,
@@ -112,7 +153,7 @@ FAULTS = {
         PRODUCT, "Config::kNumSharers *", "Config::kClusterN *", FOUR_BY_TWO,
     ),
     "a thread block has the tile of the one above it": (
-        "include/kernelcat/block_schedule.cuh", "rank / Config::kClusterN", "0", TWO_BY_TWO,
+        SCHEDULE, "rank / Config::kClusterN", "0", TWO_BY_TWO,
     ),
     "a stage is overwritten before the third consumer has read it": (
         PRODUCT, "Config::kConsumersPerTile * 4", "8", THREE_CONSUMERS,
@@ -127,6 +168,12 @@ FAULTS = {
     ),
 }  # fmt: skip
 """What is wrong -> file of kernels/cuda, text, replacement, and the case that shows it."""
+FOUND = (
+    "the cluster hangs",
+    "a barrier has more arrivals than it was initialised for",
+    "a thread block ends before others have accessed its memory",
+)
+"""What the host says of faults for which it stops."""
 
 
 @needs_compiler
@@ -137,6 +184,6 @@ def test_a_planted_fault_is_found(fault: Any, monkeypatch: Any, tmp_path: Any) -
     try:
         passed = verdict(*case).passed
     except AssertionError as error:
-        assert "the cluster hangs" in str(error)
+        assert str(error).startswith(FOUND)
     else:
         assert not passed

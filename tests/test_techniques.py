@@ -30,7 +30,7 @@ VOCABULARY = (ROOT / "tests" / "techniques.txt").read_text().splitlines()
 BUILT_ON = ("h200", "b200")
 """GPUs for which unclaimed instructions are looked for, the first that an implementation serves."""
 
-GAIN = Effect("gemm", "4096x4096x4096", "cuda/wgmma", "cuda/naive", state="ladder")
+GAIN = Effect("gemm", "4096x4096x4096", "cuda/tma", "cuda/naive", state="ladder")
 
 
 def run(*arguments: str) -> Result:
@@ -187,7 +187,7 @@ def test_an_instruction_names_what_ran_apart_from_what_has_no_record() -> None:
 def rows_of_gain() -> Iterator[float]:
     """The medians of :data:`GAIN`, found without the code under test."""
     problem = catalog.entry("gemm").problems[GAIN.problem].key
-    for variant in ("wgmma", "naive"):
+    for variant in ("tma", "naive"):
         (found,) = [
             row.median_us
             for row in shipped()
@@ -209,7 +209,7 @@ def test_numbers_follow_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = {"median_us": 2e6, "ci_us": (2e6, 2e6)}
     races = tuple(
         replace(race, rows=tuple(
-            replace(r, **slow) if (r.language, r.variant) == ("cuda", "wgmma") else r
+            replace(r, **slow) if (r.language, r.variant) == ("cuda", "tma") else r
             for r in race.rows
         ))
         for race in measured._races()

@@ -117,13 +117,13 @@ def calibrate(
     names = catalog.names() if every else entries
     found = [calibrated(catalog.entry(name), sku) for name in names]
     models = {each.entry: each.model for each in found if each.model is not None}
-    if models and not dry_run:
-        file = save(sku, models)
+    if not dry_run:
+        file = save(sku, {each.entry: each.model for each in found})
     if as_json:
         return emit({name: model.to_json() for name, model in models.items()})
     show(sheet(sku, models).console())
     for each in found:
         if each.why_not:
             echo(f"{each.entry}: no model, {each.why_not}")
-    if models and not dry_run:
+    if not dry_run:
         echo(f"written to {file}")

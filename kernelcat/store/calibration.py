@@ -194,10 +194,10 @@ def lent(sku: str) -> Mapping[str, Calibrated]:
     return found
 
 
-def save(sku: str, entries: Mapping[str, Calibrated]) -> Path:
+def save(sku: str, entries: Mapping[str, Calibrated | None]) -> Path:
     """Writes the models of ``sku``; those of other entries stay. Returns the file.
 
-    Other processes may do the same at the same time.
+    With None an entry has no model any more. Other processes may do the same at the same time.
     """
     from filelock import FileLock  # not on the path of calls
 
@@ -206,7 +206,8 @@ def save(sku: str, entries: Mapping[str, Calibrated]) -> Path:
     with FileLock(file.parent / ".lock"):
         models.cache_clear()  # what others have saved since is in the file
         every = {**models(sku), **entries}
-        file.write_text(_text({name: every[name].to_json() for name in sorted(every)}, 3) + "\n")
+        data = {name: model.to_json() for name, model in sorted(every.items()) if model is not None}
+        file.write_text(_text(data, 3) + "\n")
     models.cache_clear()
     lent.cache_clear()
     return file

@@ -68,10 +68,9 @@ def _numbers(config: Config) -> tuple[tuple[int, int], bool, tuple[int, int, int
 
 
 def loaded_rows(rows: int, sharers: int) -> int:
-    """Rows that a thread block loads of ``rows`` that ``sharers`` need; see num_loaders() in
-    operand_ring.cuh."""
-    loaders = next(n for n in range(sharers, 0, -1) if rows % (8 * n) == 0)
-    return rows // loaders
+    """Rows that a thread block loads at a time of ``rows`` that ``sharers`` need; see
+    loads_parts() in operand_ring.cuh."""
+    return rows // sharers if rows % (8 * sharers) == 0 else rows
 
 
 def sizes(problem: Problem) -> tuple[Int32, Int32, Int32]:

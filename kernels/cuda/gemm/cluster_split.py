@@ -58,7 +58,7 @@ class SplitPlan(Plan):
         filled = resident_clusters(gpu.sms, split_k) * split_k
         *numbers, _ = Plan.fields(config, problem, gpu)
         pair = 2 if problem["activation"] == "swiglu" else 1
-        return SplitPlan(*numbers, filled, False, pair)
+        return SplitPlan(*numbers, filled, False, pair, problem["residual"])
 
     @property
     def slice_cols(self) -> int:
@@ -71,6 +71,7 @@ class SplitPlan(Plan):
         return Plan(
             self.rows, self.cols, self.k, self.block_m, self.slice_cols, self.swap, self.cluster_m,
             self.cluster_n, self.split_k, self.sms, self.pingpong, self.pair,
+            self.has_residual,
         )  # fmt: skip
 
     @property

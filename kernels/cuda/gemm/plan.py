@@ -13,6 +13,8 @@ from kernelcat.kernels.cuda.gemm.operands import BLOCK_K
 from kernelcat.runtime.gpu import KB, Gpu
 
 MAX_STAGES = 24
+SM_BYTES = 228 * KB
+"""Shared memory of an SM; each thread block takes 1 KB of it for the system."""
 SKINNY_COLS = 128
 """Rows of A up to which operands are swapped only to fill wgmma's 64 rows, not for fewer waves."""
 
@@ -26,6 +28,7 @@ class Plan(PersistentPlan):
 
     pingpong: bool
     pair: int
+    has_residual: bool
 
     block_k = BLOCK_K
 
@@ -33,7 +36,8 @@ class Plan(PersistentPlan):
     def of(config: Config, problem: Problem, gpu: Gpu) -> Plan:
         is_pingpong = config["schedule"] == "pingpong"
         pair = 2 if problem.values["activation"] == "swiglu" else 1
-        return Plan(*Plan.fields(config, problem, gpu), is_pingpong, pair)
+        fields = Plan.fields(config, problem, gpu)
+        return Plan(*fields, is_pingpong, pair, problem.values["residual"])
 
     @property
     def is_skinny(self) -> bool:
@@ -46,6 +50,7 @@ class Plan(PersistentPlan):
         return Plan(
             self.cols, self.rows, self.k, self.block_m, self.block_n, False, self.cluster_m,
             self.cluster_n, self.split_k, self.sms, self.pingpong, self.pair,
+            self.has_residual,
         )  # fmt: skip
 
     @property
@@ -86,14 +91,11 @@ class Plan(PersistentPlan):
 
     @property
     def chunk(self) -> tuple[int, int]:
-        """Rows and columns of D that leave through shared memory at a time.
-
-        Three consumers have narrower ones, which leaves room for a stage more.
-        """
-        limit = 64 if self.num_consumers < 3 else 32
-        if self.swap:
-            return _widest(self.block_n, limit), 64 // self.pair
-        return 64, _widest(self.block_n // self.pair, limit)
+        """Rows and columns of D that leave through shared memory at a time."""
+        return _chunk(
+            self.block_m, self.block_n, self.swap, self.pair, self.num_consumers,
+            self.consumers_per_tile, self.has_residual,
+        )  # fmt: skip
 
     @property
     def group_m(self) -> int:
@@ -131,6 +133,45 @@ class Plan(PersistentPlan):
 
     def shared_bytes(self, gpu: Gpu) -> int:
         return self.num_stages(gpu) * (self.stage_bytes + 16) + self.fixed_bytes
+
+
+@lru_cache(maxsize=1 << 10)
+def _chunk(
+    block_m: int, block_n: int, swap: bool, pair: int, num_consumers: int, per_tile: int,
+    has_residual: bool,
+) -> tuple[int, int]:  # fmt: skip
+    """The widest chunk beside which enough stages fit; see WgmmaTile."""
+    bias = block_m // per_tile if swap else block_n
+    stage_bytes = (block_m + block_n) * BLOCK_K * 2
+    budget = SM_BYTES - 2 * KB - 64 - num_consumers * 2 * bias
+
+    def chunk(limit: int) -> tuple[int, int]:
+        if swap:
+            return (
+                _widest(block_n, limit) if has_residual else _overlapping(block_n, limit, 8 * pair),
+                64 // pair,
+            )
+        count = block_n // pair
+        return 64, _widest(count, limit) if has_residual else _power(count, limit)
+
+    def num_stages(limit: int) -> int:
+        rows, cols = chunk(limit)
+        return (budget - num_consumers * 4 * rows * cols) // (stage_bytes + 16)
+
+    enough = min(num_stages(16), 8 if num_consumers == 1 else 6)
+    return chunk(next(each for each in (64, 32, 16) if num_stages(each) >= enough))
+
+
+def _power(count: int, limit: int) -> int:
+    """The widest of 64, 32 and 16 within ``limit`` and ``count``."""
+    return next((width for width in (64, 32, 16) if width <= min(limit, count)), 8)
+
+
+def _overlapping(count: int, limit: int, step: int) -> int:
+    """The width of the fewest parts within ``limit``, a multiple of ``step``, that cover ``count``
+    where the last part may overlap the one before."""
+    num_parts = -(-count // limit)
+    return -(-count // (step * num_parts)) * step
 
 
 @lru_cache

@@ -9,13 +9,15 @@
 // empty[s]    | warps that read the stage (see init) | producer    | stage s has been read
 // turn[c]     | warps of the other consumer (4)      | consumer c  | a free tensor core, see below
 // named 1 + c | threads of consumer c (128)          | consumer c  | its chunks, bias and is_last
-// cluster     | all threads, at start and end        | all threads | all mbarriers, see below
+// cluster     | all threads, at the start            | see below   | all mbarriers, see below
 //
 // The warps that arrive at empty[s] are those of a tile's consumers in the thread blocks that this
 // one loads for: those of its row and of its column in the cluster.
 // A turn, of kPingpong only, begins when the other consumer has started all wgmmas of its tile. The
-// cluster barrier separates the initialisation of mbarriers from their first use, and the last
-// arrival from another thread block from the end of this one.
+// cluster barrier separates the initialisation of mbarriers from their first use by other thread
+// blocks: consumers and the producer wait for it, the producer after its first loads. At the end
+// the producer waits until the last stages are read, so that nobody arrives at a barrier of a
+// thread block that is gone.
 #pragma once
 
 #include <kernelcat/operand_ring.cuh>
@@ -176,33 +178,40 @@ __device__ __forceinline__ void multiply_by_wgmma(const Operand& a, const Operan
   };
 
   if (threadIdx.x == 0) {
-    prefetch(a);
-    prefetch(b);
-    if (Config::kTmaStore) prefetch_map(map_d);
     for (Barrier& barrier : shared.full) barrier.init(1);
     for (Barrier& barrier : shared.empty) {
       barrier.init(Config::kNumSharers * Config::kConsumersPerTile * 4);
     }
     for (Barrier& barrier : shared.turn) barrier.init(4);
     fence_barrier_init();
+    if (Config::kTmaStore) prefetch_map(map_d);
   }
-  if constexpr (Config::kClusterSize > 1) {
-    cluster_arrive_relaxed();
-    cluster_wait();
-  } else {
-    __syncthreads();
+  __syncwarp();
+  const int warp = warp_index();
+  const bool is_producer = warp == Config::kNumConsumers * 4;
+  StartedSchedule<Config> started;
+  if (is_producer) {
+    if (elect_one()) {
+      prefetch(a);
+      prefetch(b);
+    }
+    started = StartedSchedule<Config>(schedule());
   }
-  grid_dependency_wait();
+  __syncthreads();
+  if constexpr (Config::kClusterSize > 1) cluster_arrive_relaxed();
 
-  if (warp_index() / 4 == Config::kNumConsumers) {
+  if (warp / 4 == Config::kNumConsumers) {
     if constexpr (Config::kReallocate) decrease_registers<Config::kProducerRegisters>();
-    if (warp_index() % 4 == 0 && elect_one()) produce_operands<Config>(shared, schedule(), a, b);
+    if (is_producer && elect_one()) {
+      grid_dependency_wait();
+      produce_operands<Config>(shared, started, a, b, cluster_wait);
+    }
   } else {
     if constexpr (Config::kReallocate) increase_registers<Config::kConsumerRegisters>();
+    if constexpr (Config::kClusterSize > 1) cluster_wait();
+    grid_dependency_wait();
     consume<Config>(shared, schedule(), map_d, output, partials, counters);
   }
-  // A thread block must not exit while others of its cluster may still arrive at its barriers.
-  if constexpr (Config::kClusterSize > 1) cluster_sync();
 }
 
 }  // namespace kernelcat

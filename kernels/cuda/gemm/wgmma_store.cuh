@@ -169,7 +169,10 @@ __device__ __forceinline__ void store_tile(uint8_t (&chunks)[2][Config::kChunkBy
                                            int barrier) {
   constexpr int kNumChunks = Config::kNumWgmmas * Config::kChunksPerWgmma;
   const bool is_leader = threadIdx.x % kWarpgroupThreads == 0;
-  const auto col_of = [](int i) { return i % Config::kChunksPerWgmma * Config::kChunkSums; };
+  const auto col_of = [](int i) {
+    return min(i % Config::kChunksPerWgmma * Config::kChunkSums,
+               Config::BLOCK_N - Config::kChunkSums);
+  };
   const auto row_of = [](int i) { return i / Config::kChunksPerWgmma * kWgmmaM; };
   const auto position_of = [&](int i) -> Position {
     const int z_row = row + row_of(i), z_col = col + col_of(i);  // with kSwap of Z^T

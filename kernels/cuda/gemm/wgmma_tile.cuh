@@ -9,6 +9,8 @@
 
 namespace kernelcat {
 
+constexpr int kKb = 1024;
+
 // The widest of 64, 32 and 16 that divides `count` and is within `limit`; of other multiples of 8
 // the widest part within `limit` that is one, too.
 __host__ __device__ constexpr int widest(int count, int limit) {
@@ -18,6 +20,19 @@ __host__ __device__ constexpr int widest(int count, int limit) {
   int parts = ceil_div(count, limit);
   while (count % (8 * parts) != 0) ++parts;
   return count / parts;
+}
+
+// The widest of 64, 32 and 16 within `limit` and `count`.
+__host__ __device__ constexpr int widest_power(int count, int limit) {
+  int width = 64;
+  while (width > limit || width > count) width /= 2;
+  return width;
+}
+
+// The width of the fewest parts within `limit`, a multiple of `step`, that cover `count` where the
+// last part may overlap the one before.
+__host__ __device__ constexpr int widest_overlapping(int count, int limit, int step) {
+  return ceil_div(count, step * ceil_div(count, limit)) * step;
 }
 
 // A tile is BLOCK_M x BLOCK_N of Z = A @ B^T; with kSwap it is one of Z^T, "A" is B, and "rows" are
@@ -68,16 +83,32 @@ struct WgmmaTile {
   static_assert(BLOCK_M % 8 == 0 && BLOCK_N % 8 == 0, "whole atoms");
 
   // D leaves in chunks of kChunkRows x kChunkCols, through two buffers of each consumer. A chunk is
-  // made of 64 rows and kChunkSums columns of the accumulators of one wgmma. Three consumers have
-  // narrower chunks, which leaves room for a stage more.
+  // made of 64 rows and kChunkSums columns of the accumulators of one wgmma. The last chunk may
+  // overlap the one before, and then stores the same values again; not with a residual, which may
+  // lie where D does. Chunks are the widest beside which six stages fit on an SM,
+  // eight with one consumer, or as many as beside the narrowest ones.
   static constexpr int kPair = kPaired ? 2 : 1;
-  static constexpr int kWidest = kNumConsumers == 3 ? 32 : 64;
-  static constexpr int kChunkRows = kSwap ? widest(BLOCK_N, kWidest) : kWgmmaM;
-  static constexpr int kChunkCols = kSwap ? kWgmmaM / kPair : widest(BLOCK_N / kPair, kWidest);
+  template <int kLimit>
+  struct Chunk {
+    static constexpr int kCount = kSwap ? BLOCK_N : BLOCK_N / kPair;
+    static constexpr int kWidth = kResidual ? widest(kCount, kLimit)
+                                  : kSwap   ? widest_overlapping(kCount, kLimit, 8 * kPair)
+                                            : widest_power(kCount, kLimit);
+    static constexpr int kBytes = kWidth * (kSwap ? kWgmmaM / kPair : kWgmmaM) * 2;
+    static constexpr int kBeside = 2 * kKb + 64 + kNumConsumers * 2 * (kTileBias + kBytes);
+    static constexpr int kStages = (228 * kKb - kBeside) / (kStageBytes + 16);
+  };
+  static constexpr int kEnough = kNumConsumers == 1 ? 8 : 6, kMost = Chunk<16>::kStages;
+  static constexpr int kEnoughStages = kMost < kEnough ? kMost : kEnough;
+  static constexpr int kWidest = Chunk<64>::kStages >= kEnoughStages   ? 64
+                                 : Chunk<32>::kStages >= kEnoughStages ? 32
+                                                                       : 16;
+  static constexpr int kChunkWidth = Chunk<kWidest>::kWidth;
+  static constexpr int kChunkRows = kSwap ? kChunkWidth : kWgmmaM;
+  static constexpr int kChunkCols = kSwap ? kWgmmaM / kPair : kChunkWidth;
   static constexpr int kChunkSums = kSwap ? kChunkRows : kChunkCols * kPair;
   static constexpr int kChunkBytes = kChunkRows * kChunkCols * 2;
-  static constexpr int kChunksPerWgmma = BLOCK_N / kChunkSums;
-  static_assert(BLOCK_N % kChunkSums == 0);
+  static constexpr int kChunksPerWgmma = ceil_div(BLOCK_N, kChunkSums);
 
   using Sums = float[BLOCK_N / 2];
   using Accumulators = Sums[kNumWgmmas];

@@ -15,7 +15,7 @@ GROUP = Group(
             "peak rates of every supported GPU in one table, and cost models read from it.",
             "NVIDIA, H100 Tensor Core GPU Architecture (white paper, 2022)",
             (
-                Effect("gemm", "4096x4096x4096", "cuda/wgmma", "cuda/naive", state="ladder"),
+                Effect("gemm", "4096x4096x4096", "cuda/tma", "cuda/naive", state="ladder"),
                 Test("tests/test_gpu.py::test_names_of_the_driver_are_found_in_the_table"),
             ),
             modules=("kernelcat/runtime/gpu.py",),

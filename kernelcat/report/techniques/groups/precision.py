@@ -22,7 +22,7 @@ GROUP = Group(
             (
                 Instruction("QGMMA"),
                 Instruction("F2FP*E4M3"),
-                Effect("fp8_gemm", "8192x8192x8192", "cuda/wgmma", "peer/torch"),
+                Effect("fp8_gemm", "64x7168x16384", "cuda/wgmma", "peer/torch"),
                 Effect("fp8_quantize", "4096x7168-1x128", "triton/tiled", "peer/torch"),
                 Test("tests/test_check.py::test_float8_conversions_equal_those_of_torch"),
             ),

@@ -56,7 +56,7 @@ GROUP = Group(
             "Own work, after the GEMV kernels of llama.cpp and TensorRT-LLM",
             (
                 Effect("gemm", "1x2880x4096", "cute/skinny", "peer/cublas"),
-                Effect("gemm", "8x2880x4096", "cute/skinny", "cute/tiled"),
+                Effect("gemm", "16x7168x2048", "cute/skinny", "cute/tiled"),
                 Effect("nvfp4_matmul", "1x4096x4096-tiles", "cuda/mma", "cuda/wgmma"),
             ),
         ),
@@ -86,7 +86,7 @@ GROUP = Group(
             "Triton tutorial, Persistent Matmul; CUTLASS, Hopper epilogues",
             (
                 Kept("gemm/triton/persistent", "subtiles", (2,)),
-                Effect("gemm", "4096x7168x2048", "triton/persistent", "triton/tma"),
+                Effect("gemm", "4096x24576x1536", "triton/persistent", "triton/tma"),
                 Instruction("UTMASTG", ("gemm/triton/persistent", "gemm/cute/wgmma")),
             ),
         ),

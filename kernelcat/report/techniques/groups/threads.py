@@ -42,7 +42,7 @@ GROUP = Group(
                 Instruction("HMMA"),
                 Effect("gemm", "8192x8192x8192", "cuda/wgmma", "cuda/tma"),
                 Reached("gemm", "8192x8192x8192", "cuda/wgmma", 0.65),
-                Effect("gemm", "8192x8192x8192", "cuda/wgmma", "peer/cublas"),
+                Effect("gemm", "4096x24576x1536", "cuda/wgmma", "peer/cublas"),
             ),
         ),
         Technique(

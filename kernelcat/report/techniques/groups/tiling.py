@@ -15,7 +15,7 @@ GROUP = Group(
             "Wolf and Lam, A Data Locality Optimizing Algorithm (PLDI, 1991)",
             (
                 Effect("gemm", "4096x4096x4096", "cute/tiled", "cute/naive", state="ladder"),
-                Effect("gemm", "4096x7168x2048", "triton/tiled", "triton/naive"),
+                Effect("gemm", "4096x24576x1536", "triton/tiled", "triton/naive"),
             ),
         ),
         Technique(

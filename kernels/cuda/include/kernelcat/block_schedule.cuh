@@ -63,4 +63,30 @@ struct BlockSchedule {
   }
 };
 
+// A schedule whose first work item is worked out before it is needed, while barriers are
+// initialised: the divisions that an item takes are then over when loading may begin.
+template <typename Config>
+struct StartedSchedule : BlockSchedule<Config> {
+  WorkItem begin;
+
+  StartedSchedule() = default;
+
+  __device__ __forceinline__ explicit StartedSchedule(const BlockSchedule<Config>& schedule)
+      : BlockSchedule<Config>(schedule), begin(schedule[schedule.first()]) {
+    // Keeps the compiler from doing it later.
+    asm volatile("" : "+r"(begin.tile.m), "+r"(begin.tile.n));
+    asm volatile("" : "+r"(begin.k_begin), "+r"(begin.k_end));
+  }
+
+  template <typename Function>
+  __device__ __forceinline__ void for_each(Function function) const {
+    WorkItem work = begin;
+    for (uint32_t i = this->first(); i < this->size();) {
+      function(work, this->row_of(work.tile), this->col_of(work.tile));
+      i += this->step();
+      if (i < this->size()) work = (*this)[i];
+    }
+  }
+};
+
 }  // namespace kernelcat

@@ -1,6 +1,7 @@
 // The reduction of split-K: partial sums are added up in the same order on every run.
 #pragma once
 
+#include <kernelcat/partial_tiles.cuh>
 #include <kernelcat/sync.cuh>
 
 namespace kernelcat {
@@ -20,21 +21,12 @@ __device__ __forceinline__ bool reduce_splits(float (&sums)[kNumTiles][kCount], 
                                               int num_tiles_inside, uint32_t* is_last, int barrier,
                                               int num_sums_inside = kCount) {
   const int thread = threadIdx.x % kWarpgroupThreads;
-  const auto partial = [&](int s, int tile, int i) {
-    return reinterpret_cast<float4*>(partials +
-                                     ((s * kNumTiles + tile) * kCount + i) * kWarpgroupThreads) +
-           thread;
+  const PartialTiles<kNumTiles, kCount> inside = {num_tiles_inside, num_sums_inside};
+  const auto partial = [&](int s, int tile) {
+    const int first = (s * kNumTiles + tile) * kCount * kWarpgroupThreads;
+    return reinterpret_cast<float4*>(partials + first) + thread;
   };
-#pragma unroll
-  for (int tile = 0; tile < kNumTiles; ++tile) {
-    if (tile >= num_tiles_inside) continue;
-#pragma unroll
-    for (int i = 0; i < kCount; i += 4) {
-      if (i >= num_sums_inside) break;
-      const float4 four = {sums[tile][i], sums[tile][i + 1], sums[tile][i + 2], sums[tile][i + 3]};
-      __stcg(partial(split, tile, i), four);
-    }
-  }
+  inside.store(sums, partial, split);
   __threadfence();
   named_barrier_sync(barrier, kWarpgroupThreads);
   if (thread == 0) {
@@ -47,21 +39,10 @@ __device__ __forceinline__ bool reduce_splits(float (&sums)[kNumTiles][kCount], 
 
 #pragma unroll
   for (int tile = 0; tile < kNumTiles; ++tile) {
-    if (tile >= num_tiles_inside) continue;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) sums[tile][i] = 0.0f;
-    for (int s = 0; s < num_splits; ++s) {
-#pragma unroll
-      for (int i = 0; i < kCount; i += 4) {
-        if (i >= num_sums_inside) break;
-        const float4 four = __ldcg(partial(s, tile, i));
-        sums[tile][i] += four.x;
-        sums[tile][i + 1] += four.y;
-        sums[tile][i + 2] += four.z;
-        sums[tile][i + 3] += four.w;
-      }
-    }
   }
+  inside.add(sums, partial, 0, num_splits);
   return true;
 }
 

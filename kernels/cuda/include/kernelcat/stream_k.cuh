@@ -7,6 +7,7 @@
 #pragma once
 
 #include <kernelcat/block_schedule.cuh>
+#include <kernelcat/partial_tiles.cuh>
 #include <kernelcat/sync.cuh>
 
 namespace kernelcat {
@@ -134,9 +135,10 @@ __device__ __forceinline__ bool add_up_sharers(float (&sums)[kNumTiles][kCount],
   const int thread = threadIdx.x % kWarpgroupThreads;
   const uint32_t num_others = shared_tile.count - 1;
   const bool is_pair = num_others == 1;
-  const auto partial = [&](int part, int tile, int i) {
-    return reinterpret_cast<float4*>(shared_tile.partials + part * shared_tile.stride +
-                                     (tile * kCount + i) * kWarpgroupThreads) +
+  const PartialTiles<kNumTiles, kCount> inside = {num_tiles_inside, num_sums_inside};
+  const auto partial = [&](int part, int tile) {
+    const int first = tile * kCount * kWarpgroupThreads;
+    return reinterpret_cast<float4*>(shared_tile.partials + part * shared_tile.stride + first) +
            thread;
   };
   const auto arrive = [&](uint32_t count) {
@@ -146,16 +148,7 @@ __device__ __forceinline__ bool add_up_sharers(float (&sums)[kNumTiles][kCount],
 
   bool is_last = is_pair && arrive(0);
   if (!is_last) {
-#pragma unroll
-    for (int tile = 0; tile < kNumTiles; ++tile) {
-      if (tile >= num_tiles_inside) continue;
-#pragma unroll
-      for (int i = 0; i < kCount; i += 4) {
-        if (i >= num_sums_inside) break;
-        const float* z = &sums[tile][i];
-        __stcg(partial(shared_tile.part, tile, i), float4{z[0], z[1], z[2], z[3]});
-      }
-    }
+    inside.store(sums, partial, shared_tile.part);
     __threadfence();
     is_last = arrive(1);
   }
@@ -166,22 +159,10 @@ __device__ __forceinline__ bool add_up_sharers(float (&sums)[kNumTiles][kCount],
   const int end = is_pair ? begin + 1 : shared_tile.count;
 #pragma unroll
   for (int tile = 0; tile < kNumTiles; ++tile) {
-    if (tile >= num_tiles_inside) continue;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) sums[tile][i] = is_pair ? sums[tile][i] : 0.0f;
-#pragma unroll 1
-    for (int part = begin; part < end; ++part) {
-#pragma unroll
-      for (int i = 0; i < kCount; i += 4) {
-        if (i >= num_sums_inside) break;
-        const float4 four = __ldcg(partial(part, tile, i));
-        sums[tile][i] += four.x;
-        sums[tile][i + 1] += four.y;
-        sums[tile][i + 2] += four.z;
-        sums[tile][i + 3] += four.w;
-      }
-    }
   }
+  inside.add(sums, partial, begin, end);
   return true;
 }
 
