@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from typing import Any
 
 from kernelcat.store import Measurement, shipped
 
 SHIPPED = list(shipped())
-LOCAL = {"run": "local", "created_at": "2026-11-22T23:00:00Z"}
+NEWEST = max(row.created_at for row in SHIPPED)
+
+
+def hours_later(hours: float) -> str:
+    """A time after that of every shipped row."""
+    return (datetime.fromisoformat(NEWEST) + timedelta(hours=hours)).isoformat()
+
+
+LOCAL = {"run": "local", "created_at": hours_later(1)}
 """What a row has that this machine measured."""
 
 

@@ -29,7 +29,8 @@ def local(row: Measurement, **changes: object) -> Measurement:
 
 
 def failure(status: str, **changes: object) -> Measurement:
-    timing = dict.fromkeys(("median_us", "ci_us", "sm_clock_mhz", "power_w", "temperature_c"))
+    measured = "median_us", "ci_us", "quantiles_us", "sm_clock_mhz", "power_w", "temperature_c"
+    timing = dict.fromkeys(measured)
     return local(OURS, **timing, samples=0, status=status, detail="why", winner=False, **changes)
 
 
