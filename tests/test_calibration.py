@@ -461,3 +461,13 @@ def test_the_command_shows_what_rules_lose_and_writes_nothing_when_dry() -> None
     assert "mla_kv_write: no model, 0 measured problems are fewer than 5" in result.output
     assert calibration.path("h200").read_text() == before
     assert CliRunner().invoke(main, ["calibrate"]).exit_code != 0
+
+
+def test_the_command_writes_nothing_where_no_model_comes_or_goes(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(calibration, "path", lambda sku: tmp_path / "models" / f"{sku}.json")
+    calibration.models.cache_clear()
+    result = CliRunner().invoke(main, ["calibrate", "mla_kv_write", "--gpu", "b200"])
+    assert "no model, 0 measured problems" in result.output and "written" not in result.output
+    assert not list(tmp_path.iterdir())
+    monkeypatch.undo()
+    calibration.models.cache_clear()

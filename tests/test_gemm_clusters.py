@@ -107,10 +107,9 @@ def test_the_host_has_the_chunks_of_the_kernel(tmp_path: Path) -> None:
         for config in wgmma.IMPLEMENTATION.legal(problem, gpu):
             plan = wgmma.Plan.of(config, problem, gpu)
             numbers = plan.block_m, plan.block_n, 2, plan.pingpong, plan.swap, 1, 1, False, True
-            values = ", ".join(map(str, numbers)).lower()
-            of = f"WgmmaTile<bfloat16, {values}, Activation::k{activation.title()}, {residual}, 64>"
+            values, adds = ", ".join(map(str, numbers)).lower(), str(residual).lower()
+            tile = f"WgmmaTile<bfloat16, {values}, Activation::k{activation.title()}, {adds}, 64>"
             rows, cols = plan.chunk
-            tile = of.replace("True", "true").replace("False", "false")
             asserts.add(f"static_assert({tile}::kChunkRows == {rows});")
             asserts.add(f"static_assert({tile}::kChunkCols == {cols});")
     assert len(asserts) > 500

@@ -108,7 +108,7 @@ def calibrate(
     from kernelcat import catalog
     from kernelcat.report.calibration_sheet import sheet
     from kernelcat.runtime import gpu as gpus
-    from kernelcat.store.calibration import save
+    from kernelcat.store import calibration
     from kernelcat.tune.calibrate import calibrate as calibrated
 
     if bool(entries) == every:
@@ -117,13 +117,15 @@ def calibrate(
     names = catalog.names() if every else entries
     found = [calibrated(catalog.entry(name), sku) for name in names]
     models = {each.entry: each.model for each in found if each.model is not None}
-    if not dry_run:
-        file = save(sku, {each.entry: each.model for each in found})
+    known = calibration.models(sku)
+    changed = {each.entry: each.model for each in found if each.model or each.entry in known}
+    if changed and not dry_run:
+        file = calibration.save(sku, changed)
     if as_json:
         return emit({name: model.to_json() for name, model in models.items()})
     show(sheet(sku, models).console())
     for each in found:
         if each.why_not:
             echo(f"{each.entry}: no model, {each.why_not}")
-    if not dry_run:
+    if changed and not dry_run:
         echo(f"written to {file}")
